@@ -1,0 +1,1 @@
+//! Leader election over `coordination.k8s.io/v1` Leases with client-go's algorithm.

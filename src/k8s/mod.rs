@@ -1,0 +1,1 @@
+//! Typed verbs on the guest cluster's API; no decisions.

@@ -1,0 +1,4 @@
+//! Process plumbing: clocks, shutdown, supervised tasks, logging, metrics, health, HTTP servers,
+//! informers and work queues. It knows no Service, Node or VIP.
+
+pub mod clock;

@@ -1,0 +1,3 @@
+//! The VIP speaker.
+
+pub mod announcer;

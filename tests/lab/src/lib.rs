@@ -1,0 +1,1 @@
+//! A whole guest cluster of real parts in network namespaces.
