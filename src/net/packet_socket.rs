@@ -93,6 +93,18 @@ impl PacketSocket {
         }
     }
 
+    /// A frame that is already here, without waiting and whatever the runtime has noticed so far.
+    pub fn try_recv(&self, buffer: &mut [u8]) -> Result<Option<usize>, SocketError> {
+        for socket in [&self.arp, &self.ipv6] {
+            match socket.get_ref().read(buffer) {
+                Ok(length) => return Ok(Some(length)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(self.explain(error)),
+            }
+        }
+        Ok(None)
+    }
+
     /// Sends frames in order within their EtherType; returns how many are on their way.
     ///
     /// All are sent or the reason is given; what follows a failed frame is not tried, because the

@@ -56,7 +56,7 @@ impl Namespace {
                 .enable_all()
                 .build()
                 .expect("a runtime can be built")
-                .block_on(work())
+                .block_on(async { work().await })
         })
     }
 
