@@ -81,15 +81,17 @@ impl PacketSocket {
     pub async fn recv(&self, buffer: &mut [u8]) -> Result<usize, SocketError> {
         // A link that goes down raises an error condition only, hence the second interest.
         let interest = Interest::READABLE | Interest::ERROR;
-        let ready = tokio::select! {
-            ready = self.arp.ready(interest) => ready.map(|guard| (guard, &self.arp)),
-            ready = self.ipv6.ready(interest) => ready.map(|guard| (guard, &self.ipv6)),
-        };
-        let (mut guard, _) = ready?;
-        match guard.try_io(|socket| socket.get_ref().read(buffer)) {
-            Ok(Ok(length)) => Ok(length),
-            Ok(Err(error)) => Err(self.explain(error)),
-            Err(_) => Ok(0),
+        loop {
+            let ready = tokio::select! {
+                ready = self.arp.ready(interest) => ready,
+                ready = self.ipv6.ready(interest) => ready,
+            };
+            match ready?.try_io(|socket| socket.get_ref().read(buffer)) {
+                Ok(Ok(length)) => return Ok(length),
+                Ok(Err(error)) => return Err(self.explain(error)),
+                // Not ready after all.
+                Err(_) => {}
+            }
         }
     }
 

@@ -8,6 +8,7 @@ use std::{
     fs::File,
     io,
     os::fd::AsRawFd,
+    sync::Arc,
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -18,8 +19,8 @@ use super::link::{LinkIndex, MacAddress};
 use crate::runtime::clock;
 
 /// A network namespace that lives as long as this value and the work in it.
-#[derive(Debug)]
-pub(crate) struct Namespace(File);
+#[derive(Debug, Clone)]
+pub(crate) struct Namespace(Arc<File>);
 
 impl Namespace {
     /// `None`, and a printed reason, for those who may not.
@@ -32,7 +33,7 @@ impl Namespace {
             File::open("/proc/thread-self/ns/net")
         });
         match made.join().expect("the thread does not panic") {
-            Ok(file) => Some(Self(file)),
+            Ok(file) => Some(Self(Arc::new(file))),
             Err(error) => {
                 println!("skipped: cannot make a network namespace: {error}");
                 None
@@ -46,7 +47,7 @@ impl Namespace {
         F: Future<Output = T>,
         T: Send + 'static,
     {
-        let namespace = self.0.try_clone().expect("a descriptor can be duplicated");
+        let namespace = Arc::clone(&self.0);
         thread::spawn(move || {
             // SAFETY: the descriptor is open and names a network namespace; the call moves this
             // thread alone, before it makes any socket.
@@ -74,7 +75,7 @@ impl Namespace {
 
     /// Links this namespace (`east`) to another (`west`); both ends are up.
     pub(crate) fn join(&self, other: &Self) -> (Wire, Wire) {
-        let there = other.0.try_clone().expect("a descriptor can be duplicated");
+        let there = Arc::clone(&other.0);
         let east = self.run(move || async move {
             let netlink = raw();
             netlink

@@ -264,33 +264,61 @@ fn default_routes_are_known_best_first_and_their_silent_end_too() {
     });
 }
 
+/// Adds and removes addresses until tens of thousands of notifications are out; one stays.
+async fn flood(link: LinkIndex) -> AddressKey {
+    let vips: Vec<VipAddress> = (0..2000_u32)
+        .map(|n| VipAddress {
+            key: AddressKey {
+                link,
+                address: Ipv4Addr::from(0x0a00_0000 + n).into(),
+                prefix_len: 32,
+            },
+            lifetime: None,
+        })
+        .collect();
+    let keys: Vec<AddressKey> = vips.iter().map(|v| v.key).collect();
+    let (netlink, connection) = Netlink::connect().unwrap();
+    tokio::spawn(connection);
+    for _ in 0..10 {
+        netlink.ensure_addresses(&vips).await;
+        netlink.remove_addresses(&keys[..1999]).await;
+    }
+    keys[1999]
+}
+
 #[test]
 fn a_flood_beyond_a_slow_receiver_ends_in_the_true_state() {
     in_namespace(|| async {
         veth().await;
         let mut follower = Follower::start().await;
-        let link = follower.link("one").index;
-        let vips: Vec<VipAddress> = (0..2000_u32)
-            .map(|n| VipAddress {
-                key: AddressKey {
-                    link,
-                    address: Ipv4Addr::from(0x0a00_0000 + n).into(),
-                    prefix_len: 32,
-                },
-                lifetime: None,
-            })
-            .collect();
-        let keys: Vec<AddressKey> = vips.iter().map(|v| v.key).collect();
-        let (netlink, connection) = Netlink::connect().unwrap();
-        tokio::spawn(connection);
         // Nobody receives meanwhile: sixteen events fit into the channel.
-        for _ in 0..3 {
-            netlink.ensure_addresses(&vips).await;
-            netlink.remove_addresses(&keys[..1999]).await;
-        }
+        let stays = flood(follower.link("one").index).await;
         follower
-            .until(|s| s.addresses.len() == 1 && s.addresses.contains_key(&keys[1999]))
+            .until(|s| s.addresses.len() == 1 && s.addresses.contains_key(&stays))
             .await;
+    });
+}
+
+#[test]
+fn a_monitor_that_was_stopped_during_a_flood_resyncs() {
+    let Some(namespace) = Namespace::new() else {
+        return;
+    };
+    let inside = namespace.clone();
+    namespace.run(|| async move {
+        veth().await;
+        let mut follower = Follower::start().await;
+        let link = follower.link("one").index;
+        // Waiting for another thread stops this one, and the monitor with it.
+        let stays = inside.run(move || flood(link));
+        follower
+            .until(|s| s.addresses.len() == 1 && s.addresses.contains_key(&stays))
+            .await;
+        let resyncs = follower
+            .seen
+            .iter()
+            .filter(|e| matches!(e, LinkEvent::Resync(_)));
+        assert!(resyncs.count() > 1, "the receive buffer has overrun");
     });
 }
 

@@ -57,6 +57,8 @@ impl<K: Copy + Ord + Hash> Agenda<K> {
 mod tests {
     use std::time::Duration;
 
+    use proptest::prelude::*;
+
     use super::*;
     use crate::runtime::clock;
 
@@ -76,5 +78,35 @@ mod tests {
         assert_eq!(due, [1, 2]);
         assert_eq!(agenda.pop_due(t + ms(20)), Some(3));
         assert_eq!(agenda.next(), None);
+    }
+
+    proptest! {
+        /// Against a plain list: each key has one time, and due keys come out in order.
+        #[test]
+        fn it_behaves_as_a_list_that_is_searched(
+            changes in prop::collection::vec((0..8_u8, prop::option::of(0..100_u64)), 0..60),
+            until in 0..100_u64,
+        ) {
+            let zero = clock::now();
+            let at = |millis| zero + Duration::from_millis(millis);
+            let mut agenda = Agenda::new();
+            let mut list: Vec<(u64, u8)> = Vec::new();
+            for (key, time) in changes {
+                list.retain(|(_, known)| *known != key);
+                match time {
+                    Some(time) => {
+                        agenda.set(key, at(time));
+                        list.push((time, key));
+                    }
+                    None => agenda.cancel(key),
+                }
+                prop_assert_eq!(agenda.next(), list.iter().min().map(|(time, _)| at(*time)));
+            }
+            list.sort_unstable();
+            let due: Vec<u8> = std::iter::from_fn(|| agenda.pop_due(at(until))).collect();
+            let expected: Vec<u8> =
+                list.iter().filter(|(time, _)| *time <= until).map(|(_, key)| *key).collect();
+            prop_assert_eq!(due, expected);
+        }
     }
 }

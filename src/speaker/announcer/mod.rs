@@ -47,7 +47,8 @@ pub enum Command {
     },
     /// Announce no more.
     Silence { vip: IpAddr },
-    /// The link has changed. After a change of its MAC every VIP is announced with a burst.
+    /// The link, still of the same index, has changed. After a change of its MAC every VIP is
+    /// announced with a burst.
     Facts(LinkFacts),
 }
 
