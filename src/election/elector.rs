@@ -39,7 +39,11 @@ use std::{
 
 use k8s_openapi::{api::coordination::v1::Lease, jiff::Timestamp};
 
-use super::{Acquisition, Holder, Loss, Timings, record::LeaseRecord};
+use super::{
+    Acquisition, Holder, Loss, Timings,
+    record::LeaseRecord,
+    view::{Change, View},
+};
 
 /// How long a release may be tried.
 pub const RELEASE_BUDGET: Duration = Duration::from_secs(2);
@@ -81,29 +85,6 @@ pub enum Event {
     Lost(Loss),
     Retired,
     Seen(Option<Holder>),
-}
-
-/// The object as last observed.
-#[derive(Debug, Clone)]
-enum View {
-    Unknown,
-    /// Free since then, which lies ahead while the last holder's time is not over.
-    Absent {
-        free: Instant,
-    },
-    Present(Observed),
-}
-
-#[derive(Debug, Clone)]
-struct Observed {
-    object: Arc<Lease>,
-    record: LeaseRecord,
-    /// When the record was seen to change.
-    changed: Instant,
-    /// It has changed under our eyes.
-    renewed: bool,
-    /// Whose release this is, where seen.
-    released_by: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -165,9 +146,9 @@ pub struct Elector {
 impl Elector {
     pub fn new(identity: Arc<str>, timings: Timings, watching: bool, now: Instant) -> Self {
         Self {
+            view: View::new(Arc::clone(&identity), timings.duration),
             identity,
             timings,
-            view: View::Unknown,
             role: Role::Idle,
             pending: None,
             watching,
@@ -182,12 +163,12 @@ impl Elector {
 
     /// Neither wanted nor busy, and nothing is known of the object: may be dropped.
     pub fn is_spent(&self, now: Instant) -> bool {
-        let nothing_known = match self.view {
-            View::Unknown => true,
-            View::Absent { free } => free <= now,
-            View::Present(_) => false,
-        };
-        nothing_known && self.role == Role::Idle && self.pending.is_none() && self.events.is_empty()
+        let remembered = self.view.remembered().is_some_and(|until| now < until);
+        self.is_idle()
+            && self.view.present().is_none()
+            && !remembered
+            && self.pending.is_none()
+            && self.events.is_empty()
     }
 
     pub fn is_idle(&self) -> bool {
@@ -196,7 +177,7 @@ impl Elector {
 
     /// Nothing is known of the object yet.
     pub fn is_blind(&self) -> bool {
-        matches!(self.view, View::Unknown)
+        self.view.is_unknown()
     }
 
     /// Until when we hold the Lease, if nothing further succeeds.
@@ -268,10 +249,7 @@ impl Elector {
     /// The watch, or its first full list, says there is no such object, or that the one with this
     /// UID is gone.
     pub fn handle_gone(&mut self, uid: Option<&str>, now: Instant) {
-        let stale = match (&self.view, uid) {
-            (View::Present(seen), Some(uid)) => seen.object.metadata.uid.as_deref() != Some(uid),
-            _ => false,
-        };
+        let stale = self.view.present().is_some() && uid.is_some_and(|uid| !self.view.has_uid(uid));
         if !stale {
             self.vanish(now);
         }
@@ -345,13 +323,13 @@ impl Elector {
     /// When time alone changes what this elector says: the renew deadline, the end of a release's
     /// budget, the end of a holder's time.
     pub fn next_change(&self) -> Option<Instant> {
-        let own = match (&self.role, &self.view) {
-            (Role::Releasing { until, .. }, _) => Some(*until),
-            (Role::Idle, View::Absent { free }) => Some(*free),
-            _ => self.held_until(),
+        let own = match self.role {
+            Role::Releasing { until, .. } => Some(until),
+            Role::Idle => self.view.remembered(),
+            Role::Following { .. } | Role::Leading { .. } => self.held_until(),
         };
         let told_live = matches!(&self.told, Some(Some(holder)) if holder.live);
-        let foreign = self.expiry().filter(|_| told_live);
+        let foreign = self.view.expiry().filter(|_| told_live);
         own.into_iter().chain(foreign).min()
     }
 
@@ -386,7 +364,7 @@ impl Elector {
     }
 
     fn plan_renewal(&self) -> (Instant, Purpose) {
-        if self.outdated || matches!(self.view, View::Unknown) {
+        if self.outdated || self.view.is_unknown() {
             return (self.next_read, Purpose::Read);
         }
         (self.next_write, Purpose::Hold(Acquisition::Resumed))
@@ -394,7 +372,7 @@ impl Elector {
 
     fn plan_take(&self, hesitation: Duration) -> Option<(Instant, Purpose)> {
         let read = (self.next_read, Purpose::Read);
-        let Some((free, how)) = self.free() else {
+        let Some((free, how)) = self.view.free() else {
             return Some(read);
         };
         if self.outdated {
@@ -416,24 +394,17 @@ impl Elector {
     }
 
     fn plan_release(&self, delete: bool) -> Option<(Instant, Purpose)> {
-        if self.outdated || matches!(self.view, View::Unknown) {
+        if self.outdated || self.view.is_unknown() {
             return Some((self.next_read, Purpose::Read));
         }
-        let View::Present(seen) = &self.view else {
-            return None;
-        };
-        if self.is_ours(&seen.record) {
+        if self.view.is_held_by_us() {
             return Some((self.next_write, Purpose::Release));
         }
-        let ours_to_delete = delete && self.released_by_us(seen);
-        ours_to_delete.then_some((self.next_write, Purpose::Delete))
+        (delete && self.view.is_released_by_us()).then_some((self.next_write, Purpose::Delete))
     }
 
     fn call(&self, purpose: &Purpose, wall: Timestamp) -> Option<Call> {
-        let seen = match &self.view {
-            View::Present(seen) => Some(seen),
-            View::Unknown | View::Absent { .. } => None,
-        };
+        let seen = self.view.present();
         let base = seen.map(|seen| Arc::clone(&seen.object));
         Some(match purpose {
             Purpose::Read => Call::Get,
@@ -460,8 +431,7 @@ impl Elector {
             return;
         };
         let fresh = now < pending.started + self.timings.renew_deadline;
-        let holding = matches!(&self.view, View::Present(seen) if self.is_ours(&seen.record));
-        if !fresh || !holding {
+        if !fresh || !self.view.is_held_by_us() {
             return;
         }
         match &mut self.role {
@@ -491,12 +461,7 @@ impl Elector {
     }
 
     fn handle_conflict(&mut self, pending: &Pending, now: Instant, jitter: f64) {
-        let still_based_on_it = match (&self.view, &pending.base) {
-            (View::Present(seen), Some(base)) => same_version(&seen.object, base),
-            (View::Present(_), None) => false,
-            (View::Absent { .. } | View::Unknown, _) => true,
-        };
-        if !still_based_on_it {
+        if !self.view.is_still(pending.base.as_deref()) {
             // The watch was faster: the winner's state is what we see.
             self.next_write = now;
             return;
@@ -538,65 +503,22 @@ impl Elector {
     }
 
     fn observe(&mut self, object: &Arc<Lease>, now: Instant) {
-        let record = LeaseRecord::from(object.as_ref());
-        let next = match &self.view {
-            View::Present(seen) if is_older(object, &seen.object) => return,
-            View::Present(seen) if seen.record == record => Observed {
-                object: Arc::clone(object),
-                ..seen.clone()
-            },
-            View::Present(seen) => Observed {
-                object: Arc::clone(object),
-                released_by: match record.holder {
-                    None => seen
-                        .record
-                        .holder
-                        .clone()
-                        .or_else(|| seen.released_by.clone()),
-                    Some(_) => None,
-                },
-                record,
-                changed: now,
-                renewed: true,
-            },
-            View::Absent { .. } | View::Unknown => Observed {
-                object: Arc::clone(object),
-                record,
-                changed: now,
-                renewed: matches!(self.view, View::Absent { .. }),
-                released_by: None,
-            },
-        };
-        if !matches!(&self.view, View::Present(seen) if same_version(&seen.object, object)) {
-            self.outdated = false;
+        match self.view.observe(object, now) {
+            Change::Stale => return,
+            Change::None => {}
+            Change::Version => self.outdated = false,
         }
-        let emptied = next.record.holder.is_none();
-        let rival = next
-            .record
-            .holder
-            .clone()
-            .filter(|holder| **holder != *self.identity);
-        self.view = View::Present(next);
-        match rival {
-            Some(by) => self.lose(Loss::Taken { by }, now),
-            None if emptied && self.is_leading() => self.next_write = now,
-            None => {}
+        if let Some(by) = self.view.rival() {
+            let by = by.to_owned();
+            self.lose(Loss::Taken { by }, now);
+        } else if self.view.is_released() && self.is_leading() {
+            self.next_write = now;
         }
     }
 
     fn vanish(&mut self, now: Instant) {
         self.outdated = false;
-        if matches!(self.view, View::Absent { .. }) {
-            return;
-        }
-        // Its holder goes on until it notices; a released or own record protects nobody.
-        let free = match &self.view {
-            View::Present(seen) if !self.is_ours(&seen.record) => self.expiry(),
-            _ => None,
-        };
-        self.view = View::Absent {
-            free: free.unwrap_or(now).max(now),
-        };
+        self.view.vanish(now);
         if self.is_leading() {
             self.next_write = now;
         }
@@ -627,14 +549,8 @@ impl Elector {
         {
             self.retired(now);
         }
-        let seen = match &self.view {
-            View::Unknown => return,
-            View::Absent { .. } => None,
-            View::Present(seen) => seen.record.holder.as_ref().map(|identity| Holder {
-                identity: identity.clone(),
-                live: self.expiry().is_some_and(|expiry| now < expiry),
-                renewed: seen.renewed,
-            }),
+        let Some(seen) = self.view.holder(now) else {
+            return;
         };
         if self.told.as_ref() != Some(&seen) {
             self.told = Some(seen.clone());
@@ -652,62 +568,6 @@ impl Elector {
             self.follow(hesitation, now);
         }
     }
-
-    /// Since when the Lease is, or will be, free for us, and how we would come by it.
-    fn free(&self) -> Option<(Instant, Acquisition)> {
-        match &self.view {
-            View::Unknown => None,
-            View::Absent { free } => Some((*free, Acquisition::Created)),
-            View::Present(seen) => Some(match &seen.record.holder {
-                None => {
-                    let by = seen.released_by.clone();
-                    (seen.changed, Acquisition::Released { by })
-                }
-                Some(holder) if **holder == *self.identity => (seen.changed, Acquisition::Resumed),
-                Some(holder) => {
-                    let by = holder.clone();
-                    (self.expiry()?, Acquisition::Expired { by })
-                }
-            }),
-        }
-    }
-
-    /// When the time of the holder on record is over.
-    fn expiry(&self) -> Option<Instant> {
-        match &self.view {
-            View::Present(seen) if seen.record.holder.is_some() => {
-                Some(seen.changed + seen.record.duration.unwrap_or(self.timings.duration))
-            }
-            _ => None,
-        }
-    }
-
-    fn is_ours(&self, record: &LeaseRecord) -> bool {
-        record.holder.as_deref() == Some(&*self.identity)
-    }
-
-    fn released_by_us(&self, seen: &Observed) -> bool {
-        seen.record.holder.is_none() && seen.released_by.as_deref() == Some(&*self.identity)
-    }
-}
-
-/// `new` is an echo from before `known`. Versions of one server are numbers that grow, across
-/// objects too; where they are not, what comes later counts as newer.
-fn is_older(new: &Lease, known: &Lease) -> bool {
-    let number = |lease: &Lease| {
-        lease
-            .metadata
-            .resource_version
-            .as_ref()?
-            .parse::<u64>()
-            .ok()
-    };
-    matches!((number(new), number(known)), (Some(new), Some(known)) if new < known)
-}
-
-fn same_version(one: &Lease, other: &Lease) -> bool {
-    one.metadata.uid == other.metadata.uid
-        && one.metadata.resource_version == other.metadata.resource_version
 }
 
 #[cfg(test)]

@@ -2,12 +2,14 @@
 //! that this program, kube-vip and any client-go program can stand in the same election.
 //!
 //! * [`record`]: what a Lease says. Pure.
+//! * [`view`]: one Lease as last observed here. Pure.
 //! * [`elector`]: one Lease's election as a machine without I/O.
 //! * [`driver`]: one task for all Leases of the process: watch × electors × API calls × clock.
 
 pub mod driver;
 pub mod elector;
 pub mod record;
+pub mod view;
 
 use std::{fmt, time::Duration};
 

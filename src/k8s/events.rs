@@ -26,7 +26,7 @@ use kube::{
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::debug;
 
 pub use correlator::{Correlator, Verdict, Written};
 

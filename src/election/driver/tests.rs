@@ -30,7 +30,9 @@ async fn start(mut items: Vec<Value>, room: usize) -> Bench {
     let mut bench = start_at(items, true, room);
     // What the watch shows is known only when the watch is.
     let watch = bench.watches.recv().await.unwrap();
-    watch.send(json!({"type": "MODIFIED", "object": lease("marker", 2, "two")})).unwrap();
+    watch
+        .send(json!({"type": "MODIFIED", "object": lease("marker", 2, "two")}))
+        .unwrap();
     bench.watch = Some(watch);
     loop {
         if let Some(Notice::Seen { lease, holder }) = bench.notices.recv().await

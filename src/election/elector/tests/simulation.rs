@@ -6,6 +6,7 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 use proptest::prelude::*;
 
 use super::*;
+use crate::election::view::same_version;
 
 const ACTORS: usize = 3;
 /// Faults end here, in milliseconds.
