@@ -1,3 +1,136 @@
-//! The binary.
+//! The binary: reads argv and the environment, picks the shape of the process or the command, runs
+//! it, and maps its error to an exit code.
 
-fn main() {}
+use std::{
+    error::Error as StdError,
+    fmt::Write as _,
+    io::{self, Write as _},
+    process::ExitCode,
+    time::Duration,
+};
+
+use harvester_cloud_provider::{
+    check,
+    config::{self, Config, Invocation, Surroundings},
+    runtime::{self, Process, logging, ports, ports::Ports},
+    speaker,
+};
+
+/// Threads of the runtime beside that of the ports.
+const WORKERS: usize = 2;
+
+/// Why the process ends with exit code 1.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("the cloud controllers are not part of this build; use --speaker or --controllers=-*")]
+    NoControllers,
+    #[error("the command vips is not part of this build")]
+    NoVips,
+    #[error(transparent)]
+    Logging(#[from] logging::Error),
+    #[error("cannot start the runtime")]
+    Runtime(#[source] io::Error),
+    #[error(transparent)]
+    Ports(#[from] ports::Error),
+    #[error(transparent)]
+    Run(#[from] runtime::Error<speaker::Error>),
+    #[error("cannot write to standard output")]
+    Output(#[from] io::Error),
+}
+
+fn main() -> ExitCode {
+    // The first argument is the program's name.
+    let args: Vec<String> = std::env::args_os()
+        .skip(1)
+        .map(|arg| arg.to_string_lossy().into_owned())
+        .collect();
+    let invocation = match config::load(&args, &Surroundings::read()) {
+        Ok(invocation) => invocation,
+        Err(refused) => {
+            eprintln!("Error: {refused}");
+            match refused.help {
+                Some(help) => eprintln!("\n{help}"),
+                None => eprintln!("Run with --help for all flags."),
+            }
+            return ExitCode::FAILURE;
+        }
+    };
+    match start(invocation) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("Error: {}", chain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Returns whether all is well.
+fn start(invocation: Invocation) -> Result<bool, Error> {
+    match invocation {
+        Invocation::Print(text) => io::stdout().write_all(text.as_bytes())?,
+        Invocation::Vips { .. } => return Err(Error::NoVips),
+        Invocation::Check(config) => {
+            let report = in_runtime(check::run(&config))?;
+            io::stdout().write_all(report.text.as_bytes())?;
+            return Ok(report.sound);
+        }
+        Invocation::Run(config) => in_runtime(serve(*config))??,
+    }
+    Ok(true)
+}
+
+async fn serve(config: Config) -> Result<(), Error> {
+    logging::install(&config.logging)?;
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        "harvester-cloud-provider"
+    );
+    if config.logging.verbosity > 0 {
+        for (flag, value) in &config.flags {
+            tracing::info!("FLAG: --{flag}={value:?}");
+        }
+    }
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    let ports = Ports::open(&config)?;
+    let Some(speaker) = config.speaker else {
+        return Err(Error::NoControllers);
+    };
+    if !config.ccm.controllers.none {
+        tracing::warn!("the cloud controllers are not part of this build: only the speaker runs");
+    }
+    let (process, failures) = Process::new();
+    let served = ports.serve(&process).await?;
+    let work = speaker::run(speaker, process.clone());
+    runtime::run(process, failures, served, work).await?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// What hangs when the future is done does not keep the process alive.
+fn in_runtime<T>(work: impl Future<Output = T>) -> Result<T, Error> {
+    // Nothing else installs one; if a library did, it is the same.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .enable_all()
+        .build()
+        .map_err(Error::Runtime)?;
+    let outcome = runtime.block_on(work);
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    Ok(outcome)
+}
+
+/// An error with all that is below it.
+fn chain(error: &dyn StdError) -> String {
+    let mut text = error.to_string();
+    let mut below = error.source();
+    while let Some(error) = below {
+        // Writing to a string does not fail.
+        let _ = write!(text, ": {error}");
+        below = error.source();
+    }
+    text
+}

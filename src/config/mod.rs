@@ -1,13 +1,284 @@
 //! What the command line, the environment and the files decided, validated before the first await.
 //! The rest of the program never sees argv or the environment.
+//!
+//! [`load`] is a pure function of argv and [`Surroundings`]. Precedence: an explicit flag, then
+//! kube-vip's environment variable of the same meaning, then the default.
 
 use std::{
     net::{IpAddr, SocketAddr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
 use ipnet::IpNet;
+
+mod ccm;
+pub mod controllers;
+pub mod duration;
+mod env;
+mod error;
+mod flags;
+mod serving;
+mod speaker;
+
+pub use ccm::{ApiRate, CcmConfig, LeaderElection, Workers};
+pub use env::Environment;
+pub use error::{Error, Refused};
+pub use serving::{
+    AuthenticationConfig, AuthorizationConfig, Certificate, CertificateFiles, FrontProxyConfig,
+    NamedCertificate, SECURE_PORT, ServingConfig, TlsConfig,
+};
+
+/// What is read of the host once, at start, beside argv.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Surroundings {
+    pub environment: Environment,
+    pub host_name: Option<String>,
+    /// Of the pod's service account.
+    pub pod_namespace: Option<String>,
+}
+
+/// What a start is for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Invocation {
+    /// Print this and end.
+    Print(String),
+    Run(Box<Config>),
+    /// `check`: say what the configuration means and whether this host can serve it.
+    Check(Box<Config>),
+    /// `vips`: print the cluster's VIPs and owners.
+    Vips {
+        config: Box<Config>,
+        json: bool,
+    },
+}
+
+/// Everything that was decided.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    pub ccm: CcmConfig,
+    /// `None`: this process announces nothing.
+    pub speaker: Option<SpeakerConfig>,
+    /// `None`: no secure port.
+    pub serving: Option<ServingConfig>,
+    pub logging: LoggingConfig,
+    /// Guest cluster kubeconfig; `None` is in-cluster.
+    pub kubeconfig: Option<PathBuf>,
+    /// Address of the API server, instead of the kubeconfig's.
+    pub master: Option<String>,
+    /// What the user should know, to be logged at start.
+    pub warnings: Vec<String>,
+    /// Every flag and its value's text, environment included.
+    pub flags: Vec<(String, String)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LoggingConfig {
+    pub verbosity: u8,
+    pub json: bool,
+    /// `RUST_LOG`, which wins over the verbosity.
+    pub filter: Option<String>,
+}
+
+impl Surroundings {
+    /// Reads the environment and the few files that name this host and pod.
+    pub fn read() -> Self {
+        let line = |path: &str| {
+            std::fs::read_to_string(path)
+                .ok()
+                .map(|text| text.trim().to_owned())
+                .filter(|text| !text.is_empty())
+        };
+        Self {
+            environment: std::env::vars_os()
+                .filter_map(|(name, value)| {
+                    Some((name.into_string().ok()?, value.into_string().ok()?))
+                })
+                .collect(),
+            host_name: line("/proc/sys/kernel/hostname"),
+            pod_namespace: line("/var/run/secrets/kubernetes.io/serviceaccount/namespace"),
+        }
+    }
+}
+
+/// The first argument, where it is a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Command {
+    Run,
+    Check,
+    Vips,
+    Manager,
+}
+
+fn command(args: &[String]) -> (Command, &[String]) {
+    let command = match args.first().map(String::as_str) {
+        Some("check") => Command::Check,
+        Some("vips") => Command::Vips,
+        Some("manager") => Command::Manager,
+        _ => return (Command::Run, args),
+    };
+    (command, args.get(1..).unwrap_or_default())
+}
+
+/// Decides everything, from the arguments without the program's name.
+pub fn load(args: &[String], surroundings: &Surroundings) -> Result<Invocation, Refused> {
+    decide(args, surroundings).map_err(|errors| {
+        // Decided on the raw arguments, because the flags may be what cannot be read.
+        let full = |arg: &String| {
+            matches!(
+                arg.as_str(),
+                "--show-full-help-on-error" | "--show-full-help-on-error=true"
+            )
+        };
+        Refused {
+            errors,
+            help: args.iter().any(full).then(flags::help),
+        }
+    })
+}
+
+fn decide(args: &[String], surroundings: &Surroundings) -> Result<Invocation, Vec<Error>> {
+    let (command, args) = command(args);
+    let mut warnings = Vec::new();
+    let parsed = match flags::parse(args).map_err(|error| vec![error])? {
+        flags::Outcome::Print(text) => return Ok(Invocation::Print(text)),
+        flags::Outcome::Flags(parsed) => {
+            with_environment(command, args, *parsed, surroundings, &mut warnings)?
+        }
+    };
+    let output = parsed.flags.command.output.as_deref();
+    let json = output == Some("json");
+    let mut errors = Vec::new();
+    if output.is_some() && command != Command::Vips {
+        errors.push(Error::rule("output", "only the command vips has one"));
+    }
+    let config = assemble(&parsed, surroundings, warnings, &mut errors);
+    if command == Command::Run && config.speaker.is_none() && config.ccm.controllers.none {
+        let reason = "nothing is switched on, and --speaker is off";
+        errors.push(Error::rule("controllers", reason));
+    }
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let config = Box::new(config);
+    Ok(match command {
+        Command::Run | Command::Manager => Invocation::Run(config),
+        Command::Check => Invocation::Check(config),
+        Command::Vips => Invocation::Vips { config, json },
+    })
+}
+
+/// Reads the arguments again behind the flags that the command and the environment stand for, if
+/// this process is a speaker; kube-vip's variables mean nothing to another one.
+fn with_environment(
+    command: Command,
+    args: &[String],
+    parsed: flags::Parsed,
+    surroundings: &Surroundings,
+    warnings: &mut Vec<String>,
+) -> Result<flags::Parsed, Vec<Error>> {
+    let speaker = if parsed.given.contains("speaker") {
+        parsed.flags.speaker.speaker
+    } else {
+        matches!(command, Command::Manager | Command::Vips)
+            || env::wants_speaker(&surroundings.environment).map_err(|error| vec![error])?
+    };
+    if !speaker {
+        return Ok(parsed);
+    }
+    let mut said = env::translate(&surroundings.environment);
+    if !said.errors.is_empty() {
+        return Err(said.errors);
+    }
+    warnings.append(&mut said.warnings);
+    // kube-vip goes on with the service account where its file is missing, and its charts name one.
+    said.flags.retain(|derived| {
+        let missing = derived.flag == "kubeconfig" && !Path::new(&derived.value).exists();
+        if missing {
+            warnings.push(format!(
+                "{}={}: there is no such file; the pod's service account is used",
+                derived.variable, derived.value
+            ));
+        }
+        !missing
+    });
+    let mut all = vec!["--speaker=true".to_owned()];
+    if command == Command::Manager && !parsed.given.contains("controllers") {
+        all.push("--controllers=-*".to_owned());
+    }
+    all.extend(
+        said.flags
+            .iter()
+            .map(|d| format!("--{}={}", d.flag, d.value)),
+    );
+    all.extend_from_slice(args);
+    match flags::parse(&all) {
+        Ok(flags::Outcome::Flags(parsed)) => Ok(*parsed),
+        // Asked for by the arguments alone, and answered before.
+        Ok(flags::Outcome::Print(_)) => Ok(parsed),
+        Err(error) => Err(vec![blame(error, &said.flags)]),
+    }
+}
+
+/// A mistake in a value that a variable gave is the variable's.
+fn blame(error: Error, derived: &[env::Derived]) -> Error {
+    match error {
+        Error::Flag {
+            flag,
+            value,
+            reason,
+        } => match derived.iter().find(|d| d.flag == flag && d.value == value) {
+            Some(from) => Error::Variable {
+                variable: from.variable.to_owned(),
+                value,
+                reason,
+            },
+            None => Error::Flag {
+                flag,
+                value,
+                reason,
+            },
+        },
+        other => other,
+    }
+}
+
+fn assemble(
+    parsed: &flags::Parsed,
+    surroundings: &Surroundings,
+    mut warnings: Vec<String>,
+    errors: &mut Vec<Error>,
+) -> Config {
+    let ccm = ccm::decide(parsed, errors, &mut warnings);
+    let speaker = parsed
+        .flags
+        .speaker
+        .speaker
+        .then(|| speaker::decide(parsed, surroundings, errors));
+    let default_port = if ccm.controllers.none { 0 } else { SECURE_PORT };
+    let logging = &parsed.flags.logging;
+    if !logging.vmodule.is_empty() {
+        warnings.push("--vmodule has no effect; RUST_LOG selects modules".to_owned());
+    }
+    Config {
+        serving: serving::decide(parsed, default_port, errors, &mut warnings),
+        ccm,
+        speaker,
+        logging: LoggingConfig {
+            verbosity: u8::try_from(logging.v.clamp(0, 10)).unwrap_or(0),
+            json: logging.logging_format == "json",
+            filter: surroundings
+                .environment
+                .get("RUST_LOG")
+                .filter(|text| !text.is_empty())
+                .cloned(),
+        },
+        kubeconfig: parsed.flags.misc.kubeconfig.clone(),
+        master: parsed.flags.misc.master.clone(),
+        warnings,
+        flags: parsed.texts.clone(),
+    }
+}
 
 /// The speaker's settings (`--speaker-…`), with kube-vip's environment names as defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,3 +406,6 @@ pub enum ApiOutagePolicy {
     Hold,
     Withdraw,
 }
+
+#[cfg(test)]
+mod tests;

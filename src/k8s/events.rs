@@ -95,6 +95,8 @@ pub struct Event {
     pub kind: Kind,
     pub reason: &'static str,
     pub message: String,
+    /// Every instance of the program says the same: one object for all, written by the first.
+    pub shared: bool,
 }
 
 /// Publishes events; clones share a queue.
@@ -193,8 +195,8 @@ impl Writer {
                     verdict = Verdict::Create(self.correlator.rename(event, clock::wall()));
                     continue;
                 }
-                // Written by a try whose answer was lost.
-                (Class::AlreadyExists, Verdict::Create(_)) if attempt > 1 => return,
+                // Written by a try whose answer was lost, or by another instance.
+                (Class::AlreadyExists, Verdict::Create(_)) if attempt > 1 || event.shared => return,
                 (Class::Transport | Class::Timeout, _) => {}
                 _ => return self.drop_one(event, &error.to_string()),
             }

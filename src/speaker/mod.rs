@@ -1,3 +1,225 @@
-//! The VIP speaker.
+//! The VIP speaker: it puts each Service's VIP on one node, announces it by ARP and neighbour
+//! discovery, and moves it when the node, the Pod or the link goes away.
+//!
+//! | file | decides or does |
+//! | --- | --- |
+//! | `selection` | which Services are ours and what they ask for |
+//! | `endpoints`, `nodes` | what EndpointSlices and Nodes say |
+//! | `groups`, `candidates` | which Services share an owner, and who may own |
+//! | `placement` | link of a VIP; addresses that may be none |
+//! | `wire` | whether a VIP may go on the link yet |
+//! | `desired`, `plan` | what should be; the next steps |
+//! | `status`, `facts` | what Services and their authors are told |
+//! | `model`, `run`, `executor` | state, loop, effects |
+//! | `announcer` | frames out, answers in |
 
 pub mod announcer;
+pub mod candidates;
+pub mod desired;
+pub mod endpoints;
+pub mod event;
+pub mod executor;
+
+pub mod facts;
+pub mod groups;
+pub mod metrics;
+pub mod model;
+pub mod node_selector;
+pub mod nodes;
+pub mod observed;
+pub mod placement;
+pub mod plan;
+
+mod run;
+pub mod selection;
+pub mod status;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod wire;
+
+use std::{fmt::Debug, sync::Arc, time::Duration};
+
+use kube::{Api, Client, Resource, core::DeserializeGuard};
+use serde::de::DeserializeOwned;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    config::SpeakerConfig,
+    election::{self, Timings},
+    k8s::{self, ClientSource, events::Recorder},
+    net::monitor,
+    runtime::{
+        Process, clock,
+        informer::{self, Delta, InformerStatus, Selection},
+    },
+};
+
+use self::{event::Event, executor::Executor, metrics::SpeakerMetrics, model::Model, run::Loop};
+
+/// The component in the speaker's Events and User-Agent.
+pub const COMPONENT: &str = "vip-speaker";
+/// Events waiting for the loop; who sends more waits.
+const EVENTS: usize = 4_096;
+const COMMANDS: usize = 4_096;
+/// Kubernetes Events still waiting at the stop are written for at most this long.
+const EVENTS_BUDGET: Duration = Duration::from_millis(500);
+/// The loop turns at least once a second; this late, it hangs.
+const LOOP_LIMIT: Duration = Duration::from_secs(5);
+
+/// Why the speaker cannot start. Once it runs, it does not fail: what does not work is tried again.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("no client for the guest cluster")]
+    Client(#[from] k8s::ConnectError),
+}
+
+/// Runs the speaker until the process is asked to stop and everything is withdrawn.
+pub async fn run(config: SpeakerConfig, process: Process) -> Result<(), Error> {
+    let source = ClientSource {
+        kubeconfig: config.kubeconfig.clone(),
+        ..ClientSource::default()
+    };
+    let connection = k8s::connect(&source, COMPONENT).await?;
+    let mut config = config;
+    config.api_server.extend(&connection.api_server);
+    let config = Arc::new(config);
+    let client = connection.client;
+
+    let (events, received) = mpsc::channel(EVENTS);
+    watch_objects(&config, &client, &process, &events);
+    spawn_monitor(&process, events.clone());
+    let (kernel, batches) = mpsc::channel(COMMANDS);
+    process
+        .tasks
+        .spawn("kernel", executor::kernel(batches, events.clone()));
+    let (election, commands) = mpsc::channel(COMMANDS);
+    spawn_election(&config, &client, &process, commands, events.clone());
+    let (recorder, recording) = Recorder::new(client.clone(), COMPONENT, &config.node_name);
+    // It ends with the last recorder, which the loop holds.
+    process.tasks.spawn(
+        "events",
+        recording.run(CancellationToken::new(), EVENTS_BUDGET),
+    );
+
+    let announcer = announcer::Settings {
+        interval: config.announce_interval,
+    };
+    let metrics = process.metrics.with(|registry| {
+        announcer::metrics::register(registry);
+        SpeakerMetrics::register(registry, &config.node_name)
+    });
+    let speaker = Loop {
+        model: Model::new(config),
+        executor: Executor::new(client, events, election, kernel, recorder, announcer),
+        events: received,
+        beat: process.health.watchdog("speaker-loop", LOOP_LIMIT),
+        metrics,
+        ready: process.health.readiness("caches-synced"),
+    };
+    speaker.run(process.shutdown.clone()).await;
+    Ok(())
+}
+
+/// The watches of Services, EndpointSlices and Nodes.
+fn watch_objects(
+    config: &SpeakerConfig,
+    client: &Client,
+    process: &Process,
+    events: &mpsc::Sender<Event>,
+) {
+    use k8s_openapi::api::{
+        core::v1::{Node, Service},
+        discovery::v1::EndpointSlice,
+    };
+    let namespace = config.service_namespace.as_deref();
+    let client = client.clone();
+    let services = namespaced(client.clone(), namespace);
+    observe::<Service, _>(process, "services", services, events, Event::Service);
+    let slices = namespaced(client.clone(), namespace);
+    observe::<EndpointSlice, _>(process, "endpointslices", slices, events, Event::Slice);
+    observe::<Node, _>(process, "nodes", Api::all(client), events, Event::Node);
+}
+
+fn namespaced<K>(client: Client, namespace: Option<&str>) -> Api<DeserializeGuard<K>>
+where
+    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+{
+    match namespace {
+        Some(namespace) => Api::namespaced(client, namespace),
+        None => Api::all(client),
+    }
+}
+
+fn observe<K, W>(
+    process: &Process,
+    name: &'static str,
+    api: Api<DeserializeGuard<K>>,
+    events: &mpsc::Sender<Event>,
+    wrap: W,
+) where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    W: Fn(Delta<K>) -> Event + Send + Sync + 'static,
+{
+    let (status, _) = watch::channel(InformerStatus::new(clock::now()));
+    let out = events.clone();
+    let shutdown = process.shutdown.clone();
+    process.tasks.spawn(name, async move {
+        tokio::select! {
+            () = informer::run(api, Selection::default(), |_| {}, out, wrap, status) => {}
+            () = shutdown.requested() => {}
+        }
+    });
+}
+
+fn spawn_monitor(process: &Process, events: mpsc::Sender<Event>) {
+    let (changes, mut changed) = mpsc::channel(EVENTS);
+    process.tasks.try_spawn("netlink-monitor", async move {
+        let forward = async {
+            while let Some(change) = changed.recv().await {
+                if events.send(Event::Link(change)).await.is_err() {
+                    break;
+                }
+            }
+            drop(changed);
+        };
+        let (result, ()) = tokio::join!(monitor::run(changes), forward);
+        result
+    });
+}
+
+fn spawn_election(
+    config: &SpeakerConfig,
+    client: &Client,
+    process: &Process,
+    commands: mpsc::Receiver<election::Command>,
+    events: mpsc::Sender<Event>,
+) {
+    let identity = format!("{}{}", config.node_name, desired::IDENTITY_SUFFIX);
+    let timings = Timings {
+        duration: config.lease.duration,
+        renew_deadline: config.lease.renew_deadline,
+        retry_period: config.lease.retry_period,
+    };
+    let (notices, mut noticed) = mpsc::channel(EVENTS);
+    // It ends with its commands, after the loop has withdrawn what the Leases protect.
+    let election = election::driver::run(
+        client.clone(),
+        identity,
+        timings,
+        commands,
+        notices,
+        CancellationToken::new(),
+    );
+    process.tasks.spawn("election", async move {
+        let forward = async {
+            while let Some(notice) = noticed.recv().await {
+                if events.send(Event::Election(notice)).await.is_err() {
+                    break;
+                }
+            }
+            drop(noticed);
+        };
+        tokio::join!(election, forward);
+    });
+}

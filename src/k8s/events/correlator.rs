@@ -12,7 +12,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    hash::Hash,
+    hash::{DefaultHasher, Hash, Hasher},
     time::{Duration, Instant},
 };
 
@@ -101,7 +101,7 @@ impl Correlator {
             return Some(Verdict::Update(known.written.clone()));
         }
         let written = Written {
-            name: name(&event.regarding, wall),
+            name: name(event, wall),
             count: 1,
             first: wall,
             last: wall,
@@ -119,7 +119,7 @@ impl Correlator {
     /// The object of `event` is gone from the server: what to create in its place.
     pub fn rename(&mut self, event: &Event, wall: Timestamp) -> Written {
         let fresh = Written {
-            name: name(&event.regarding, wall),
+            name: name(event, wall),
             count: 1,
             first: wall,
             last: wall,
@@ -212,10 +212,17 @@ fn shown(message: &str, combined: bool) -> String {
 }
 
 /// The object's name and the time in hexadecimal nanoseconds.
-fn name(regarding: &ObjectRef, wall: Timestamp) -> String {
+/// Unique by its time; what every instance says has one name for all of them.
+fn name(event: &Event, wall: Timestamp) -> String {
+    let regarding = &event.regarding;
     let end = regarding.name.floor_char_boundary(NAME_LIMIT - TIME_LENGTH);
     let stem = regarding.name.get(..end).unwrap_or_default();
     let stem = stem.trim_end_matches(['-', '.']);
+    if event.shared {
+        let mut hasher = DefaultHasher::new();
+        (regarding, event.kind, event.reason, &event.message).hash(&mut hasher);
+        return format!("{stem}.{:016x}", hasher.finish());
+    }
     format!("{stem}.{:x}", wall.as_nanosecond())
 }
 
@@ -249,6 +256,7 @@ mod tests {
             kind: Kind::Warning,
             reason: "Trouble",
             message: message.to_owned(),
+            shared: false,
         }
     }
 

@@ -40,6 +40,7 @@ fn event(message: &str) -> Event {
         kind: Kind::Normal,
         reason: "Tested",
         message: message.to_owned(),
+        shared: false,
     }
 }
 

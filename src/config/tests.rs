@@ -1,0 +1,243 @@
+use super::*;
+
+fn surroundings(variables: &[(&str, &str)]) -> Surroundings {
+    Surroundings {
+        environment: variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect(),
+        host_name: Some("Node-1".to_owned()),
+        pod_namespace: None,
+    }
+}
+
+fn loaded(line: &str, variables: &[(&str, &str)]) -> Result<Config, String> {
+    let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+    match load(&args, &surroundings(variables)) {
+        Ok(Invocation::Run(config) | Invocation::Check(config)) => Ok(*config),
+        Ok(Invocation::Vips { config, .. }) => Ok(*config),
+        Ok(Invocation::Print(text)) => Err(text),
+        Err(refused) => Err(refused.to_string()),
+    }
+}
+
+fn speaker(line: &str, variables: &[(&str, &str)]) -> SpeakerConfig {
+    loaded(line, variables)
+        .unwrap()
+        .speaker
+        .expect("a speaker was asked for")
+}
+
+fn refused(line: &str, variables: &[(&str, &str)]) -> String {
+    loaded(line, variables).expect_err(line)
+}
+
+#[test]
+fn a_plain_start_is_the_go_programs() {
+    let config = loaded("", &[]).unwrap();
+    assert_eq!(config.speaker, None);
+    assert_eq!(config.ccm.controllers.enabled.len(), 4);
+    assert!(config.ccm.vmi_controller);
+    assert_eq!(config.ccm.api_rate, None);
+    assert_eq!(config.ccm.workers, Workers::default());
+    let serving = config.serving.unwrap();
+    assert_eq!(serving.address.to_string(), "0.0.0.0:10258");
+    assert!(serving.authentication.skip_lookup);
+    assert_eq!(config.warnings, Vec::<String>::new());
+}
+
+#[test]
+fn the_speakers_defaults_are_those_of_the_design() {
+    let config = speaker("--speaker", &[]);
+    let expected = SpeakerConfig {
+        node_name: "node-1".to_owned(),
+        namespace: "kube-system".to_owned(),
+        service_namespace: None,
+        interface: None,
+        service_interface: InterfaceChoice::Auto,
+        vip_prefix: VipPrefix::default(),
+        class: ClassRules {
+            name: "kube-vip.io/kube-vip-class".to_owned(),
+            only: false,
+            legacy: true,
+        },
+        disable_service_updates: false,
+        require_endpoints: false,
+        election: ElectionMode::Lease,
+        election_scope: ElectionScope::Service,
+        election_on_demand: false,
+        lease: LeaseConfig {
+            namespace: "kube-system".to_owned(),
+            name: "plndr-svcs-lock".to_owned(),
+            duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(2),
+        },
+        announce_interval: Duration::from_secs(60),
+        conflict: ConflictPolicy::Refuse,
+        allowed_cidrs: vec![],
+        api_outage: ApiOutagePolicy::Hold,
+        address_lifetime: Some(Duration::from_secs(5)),
+        metrics_address: None,
+        health_port: None,
+        kubeconfig: None,
+        api_server: vec![],
+    };
+    assert_eq!(config, expected);
+}
+
+#[test]
+fn kube_vips_manager_with_harvesters_environment_is_the_speaker_alone() {
+    let variables = [
+        ("vip_arp", "true"),
+        ("lb_enable", "true"),
+        ("lb_port", "6443"),
+        ("vip_subnet", "32"),
+        ("cp_enable", "false"),
+        ("svc_enable", "true"),
+        ("svc_election", "false"),
+        ("prometheus_server", ":2112"),
+        ("KUBERNETES_SERVICE_HOST", "10.96.0.1"),
+    ];
+    let config = loaded("manager", &variables).unwrap();
+    assert!(config.ccm.controllers.none);
+    assert_eq!(config.serving, None);
+    assert_eq!(config.warnings, Vec::<String>::new());
+    let speaker = config.speaker.unwrap();
+    assert_eq!(speaker.election_scope, ElectionScope::Global);
+    assert_eq!(speaker.metrics_address, "[::]:2112".parse().ok());
+    assert_eq!(speaker.api_server, ["10.96.0.1".parse::<IpAddr>().unwrap()]);
+}
+
+#[test]
+fn a_flag_wins_over_its_variable_and_a_variable_over_the_default() {
+    let variables = [("vip_interface", "eth1"), ("vip_leaseduration", "20")];
+    let config = speaker("--speaker --speaker-lease-duration=30s", &variables);
+    assert_eq!(config.lease.duration, Duration::from_secs(30));
+    assert_eq!(config.interface.as_deref(), Some("eth1"));
+    let named = InterfaceChoice::Named("eth1".to_owned());
+    assert_eq!(config.service_interface, named);
+    let auto = speaker("--speaker --speaker-service-interface=auto", &variables);
+    assert_eq!(auto.service_interface, InterfaceChoice::Auto);
+}
+
+#[test]
+fn variables_mean_nothing_without_a_speaker() {
+    let config = loaded("", &[("vip_arp", "nonsense"), ("address", "x")]).unwrap();
+    assert_eq!((config.speaker, config.warnings), (None, vec![]));
+    let off = loaded("--speaker=false", &[("svc_enable", "true")]).unwrap();
+    assert_eq!(off.speaker, None);
+}
+
+#[test]
+fn an_empty_class_is_no_class_and_other_empty_variables_are_unset() {
+    let config = speaker("--speaker", &[("lb_class_name", ""), ("vip_subnet", "")]);
+    assert_eq!(config.class.name, "");
+    assert_eq!(config.vip_prefix, VipPrefix::default());
+}
+
+#[test]
+fn a_bad_value_is_blamed_on_where_it_came_from() {
+    let error = refused("--speaker", &[("health_check_port", "80")]);
+    assert!(
+        error.contains("environment variable health_check_port"),
+        "{error}"
+    );
+    let error = refused("--speaker --speaker-health-port=80", &[]);
+    assert!(error.contains("--speaker-health-port"), "{error}");
+}
+
+#[test]
+fn impossible_combinations_are_refused_together() {
+    let error = refused(
+        "--cloud-provider= --leader-elect-resource-lock=endpoints --concurrent-node-syncs=0 \
+         --controllers=loadbalancer --webhooks=x --tls-cert-file=/a --secure-port=10260 \
+         --feature-gates=A=maybe --enable-leader-migration",
+        &[],
+    );
+    for part in [
+        "--cloud-provider",
+        "--leader-elect-resource-lock",
+        "--concurrent-node-syncs",
+        "\"loadbalancer\" is not in the list of known controllers",
+        "--webhooks",
+        "--tls-cert-file",
+        "--webhook-secure-port",
+        "--feature-gates",
+        "--enable-leader-migration",
+    ] {
+        assert!(error.contains(part), "{part} is missing in:\n{error}");
+    }
+}
+
+#[test]
+fn the_speakers_rules_hold_for_flags_and_variables() {
+    for (line, part) in [
+        (
+            "--speaker --speaker-lease-duration=10s",
+            "speaker-lease-duration",
+        ),
+        (
+            "--speaker --speaker-announce-interval=1ms",
+            "speaker-announce-interval",
+        ),
+        (
+            "--speaker --speaker-address-lifetime=1s",
+            "speaker-address-lifetime",
+        ),
+        ("--speaker --speaker-node-name=no_node", "speaker-node-name"),
+        ("--speaker --speaker-lease-name=a/b/c", "speaker-lease-name"),
+        ("--speaker --speaker-vip-prefix=33", "speaker-vip-prefix"),
+        ("--controllers=-*", "nothing is switched on"),
+        ("--speaker -o json", "--output"),
+    ] {
+        let error = refused(line, &[]);
+        assert!(error.contains(part), "{line}: {error}");
+    }
+}
+
+#[test]
+fn worker_counts_limit_only_when_given() {
+    let workers = |line: &str| loaded(line, &[]).map(|c| c.ccm.workers);
+    let five = Workers {
+        node_syncs: Some(5),
+        node_status_updates: Some(5),
+        service_syncs: None,
+    };
+    assert_eq!(workers("--concurrent-node-syncs=5"), Ok(five));
+    assert!(workers("--concurrent-node-syncs=-5").is_err());
+    assert!(workers("--concurrent-node-syncs=5 --concurrent-node-status-updates=-1").is_err());
+}
+
+#[test]
+fn the_list_of_open_paths_can_be_emptied() {
+    let config = loaded("--authorization-always-allow-paths=", &[]).unwrap();
+    let open = config.serving.map(|s| s.authorization.always_allow);
+    assert_eq!(open, Some(vec![]));
+}
+
+#[test]
+fn the_lease_may_be_in_another_namespace() {
+    let config = speaker("--speaker", &[("svc_leasename", "ns/lock")]);
+    assert_eq!(config.lease.namespace, "ns");
+    assert_eq!(config.lease.name, "lock");
+    assert_eq!(config.namespace, "kube-system");
+}
+
+#[test]
+fn unknown_feature_gates_are_a_warning() {
+    let config = loaded("--feature-gates=Nope=true,AllAlpha=false", &[]).unwrap();
+    assert_eq!(config.warnings.len(), 1);
+    assert!(config.warnings[0].contains("Nope"));
+}
+
+#[test]
+fn the_full_help_comes_with_an_error_only_when_asked_for() {
+    let help = |line: &str| {
+        let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        load(&args, &Surroundings::default()).unwrap_err().help
+    };
+    assert_eq!(help("--nope"), None);
+    let full = help("--nope --show-full-help-on-error").unwrap();
+    assert!(full.contains("--speaker-announce-interval"));
+}

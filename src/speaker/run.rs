@@ -1,0 +1,148 @@
+//! The speaker's loop: events in, decisions, actions out.
+//!
+//! ```text
+//! informers ─┐                                  ┌─▶ kernel task
+//! monitor ───┤                                  ├─▶ announcers
+//! election ──┼─▶ events ─▶ Model ─▶ desired ─▶ plan ─▶ Executor
+//! announcers ┤             ▲                    ├─▶ election
+//! outcomes ──┘             └── started ─────────┴─▶ status writers, recorder
+//! ```
+//!
+//! All events that are waiting are taken before one decision is made, so a burst costs one decision.
+//! The loop never waits for anybody: it is what the kernel's address lifetimes and the health check
+//! watch.
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use super::{
+    desired::{Desired, desired},
+    event::Event,
+    executor::Executor,
+    metrics::SpeakerMetrics,
+    model::Model,
+    plan::plan,
+};
+use crate::runtime::{
+    clock,
+    health::{Beat, Check},
+    shutdown::Shutdown,
+};
+
+/// Lifetimes are renewed this often, and the loop proves that it lives.
+const REFRESH: Duration = Duration::from_secs(1);
+/// Everything must be withdrawn within this time after the stop.
+const STOP_BUDGET: Duration = Duration::from_millis(1_800);
+/// Events taken before a decision, at most: a flood must not keep the loop from deciding.
+const BURST: usize = 4_096;
+/// Steps that lead to further steps at once; more in one round would be a plan that never settles.
+const ROUNDS: usize = 8;
+
+/// What the loop works with.
+#[derive(Debug)]
+pub(super) struct Loop {
+    pub model: Model,
+    pub executor: Executor,
+    pub events: mpsc::Receiver<Event>,
+    pub beat: Beat,
+    pub metrics: SpeakerMetrics,
+    pub ready: Check,
+}
+
+impl Loop {
+    /// Runs until `stop`, then withdraws everything within the budget.
+    pub(super) async fn run(mut self, stop: Shutdown) {
+        let mut desired = self.decide();
+        let mut refresh_at = clock::now() + REFRESH;
+        let mut deadline = None;
+        loop {
+            let wake = desired.as_ref().and_then(|d| d.wake);
+            let next = wake.map_or(refresh_at, |wake| wake.min(refresh_at));
+            let changed = tokio::select! {
+                event = self.events.recv() => match event {
+                    Some(event) => self.take(event),
+                    None => return,
+                },
+                () = clock::sleep_until(Some(deadline.map_or(next, |d: Instant| d.min(next)))) => true,
+                () = stop.requested(), if !self.model.stopping => {
+                    self.model.stopping = true;
+                    deadline = Some(clock::now() + STOP_BUDGET);
+                    true
+                }
+            };
+            let now = clock::now();
+            if changed || wake.is_some_and(|wake| wake <= now) {
+                desired = self.decide();
+            }
+            if now >= refresh_at {
+                refresh_at = now + REFRESH;
+                self.heartbeat(desired.as_ref());
+            }
+            if self.model.stopping && self.is_over(deadline, now) {
+                return;
+            }
+        }
+    }
+
+    /// Takes this event and all that wait behind it.
+    fn take(&mut self, first: Event) -> bool {
+        let now = clock::now();
+        let mut changed = self.model.apply(first, now);
+        for _ in 0..BURST {
+            let Ok(event) = self.events.try_recv() else {
+                break;
+            };
+            changed |= self.model.apply(event, now);
+        }
+        changed
+    }
+
+    /// Decides and starts what follows; once more where a step started makes room for the next.
+    fn decide(&mut self) -> Option<Desired> {
+        let mut last = None;
+        for _ in 0..ROUNDS {
+            let now = clock::now();
+            let Some(wanted) = desired(&self.model, now) else {
+                return None;
+            };
+            self.model.remember(&wanted, now);
+            let actions = plan(&self.model, &wanted, now);
+            let idle = actions.is_empty();
+            for action in self.executor.execute(actions) {
+                tracing::debug!(?action);
+                self.model.observed.started(&action, now);
+            }
+            last = Some(wanted);
+            if idle {
+                break;
+            }
+        }
+        if last.is_some() {
+            self.ready.pass();
+            self.metrics.observe(&self.model);
+        }
+        last
+    }
+
+    fn heartbeat(&mut self, desired: Option<&Desired>) {
+        self.beat.touch();
+        self.executor.reap();
+        let Some(desired) = desired else { return };
+        let addresses = self.model.refreshable(desired);
+        if !addresses.is_empty() && self.model.config.address_lifetime.is_some() {
+            self.executor.refresh(addresses);
+        }
+    }
+
+    fn is_over(&self, deadline: Option<Instant>, now: Instant) -> bool {
+        let withdrawn = self.model.is_withdrawn();
+        let late = deadline.is_some_and(|deadline| now >= deadline);
+        if late && !withdrawn {
+            tracing::error!(
+                "not everything could be withdrawn in time; the kernel will end what is left"
+            );
+        }
+        withdrawn || late
+    }
+}
