@@ -46,18 +46,27 @@ const ETCD: Recipe = Recipe {
     versioned_by: "go.etcd.io/etcd/server/v3",
 };
 const KUBE_APISERVER: Recipe = kubernetes("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver");
-const KUBE_CONTROLLER_MANAGER: Recipe =
-    kubernetes("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager");
+const KUBE_CONTROLLER_MANAGER: Recipe = kubernetes(
+    "kube-controller-manager",
+    "k8s.io/kubernetes/cmd/kube-controller-manager",
+);
 const KUBE_PROXY: Recipe = kubernetes("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy");
 
 const fn kubernetes(name: &'static str, package: &'static str) -> Recipe {
-    Recipe { name, module: "kubernetes", package, versioned_by: "k8s.io/kubernetes" }
+    Recipe {
+        name,
+        module: "kubernetes",
+        package,
+        versioned_by: "k8s.io/kubernetes",
+    }
 }
 
 impl Tools {
     /// Finds every program, building what is missing (about five minutes on two cores, once).
     pub async fn ready() -> Result<Self> {
-        tokio::task::spawn_blocking(Self::find_or_build).await.context("looking for the programs")?
+        tokio::task::spawn_blocking(Self::find_or_build)
+            .await
+            .context("looking for the programs")?
     }
 
     fn find_or_build() -> Result<Self> {
@@ -96,7 +105,14 @@ fn build(recipe: &Recipe, wanted: &Path) -> Result<()> {
     let log = wanted.with_extension("log");
     let output = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
     let child = Command::new("go")
-        .args(["build", "-trimpath", "-buildvcs=false", "-ldflags", &linker_flags(recipe)?, "-o"])
+        .args([
+            "build",
+            "-trimpath",
+            "-buildvcs=false",
+            "-ldflags",
+            &linker_flags(recipe)?,
+            "-o",
+        ])
         .arg(&partial)
         .arg(recipe.package)
         .current_dir(modules().join(recipe.module))
@@ -108,7 +124,11 @@ fn build(recipe: &Recipe, wanted: &Path) -> Result<()> {
         .context("starting go")?;
     if !with_progress(child, recipe.name)? {
         let said = fs::read_to_string(&log).unwrap_or_default();
-        bail!("go could not build {}:\n{}", recipe.package, said.trim_end());
+        bail!(
+            "go could not build {}:\n{}",
+            recipe.package,
+            said.trim_end()
+        );
     }
     fs::rename(&partial, wanted).with_context(|| format!("keeping {}", wanted.display()))?;
     fs::remove_file(&log).context("removing the log of a build that went well")
@@ -126,7 +146,10 @@ fn with_progress(mut build: Child, name: &str) -> Result<bool> {
         }
         if said.elapsed() >= PROGRESS_PERIOD {
             said = clock::now();
-            eprintln!("lab: still building {name} ({} s)", started.elapsed().as_secs());
+            eprintln!(
+                "lab: still building {name} ({} s)",
+                started.elapsed().as_secs()
+            );
         }
         thread::sleep(Duration::from_millis(100));
     }
@@ -139,7 +162,11 @@ fn linker_flags(recipe: &Recipe) -> Result<String> {
     if recipe.module == "kubernetes" {
         let mut parts = version.trim_start_matches('v').split('.');
         let (major, minor) = (parts.next().unwrap_or("1"), parts.next().unwrap_or("0"));
-        for (name, value) in [("gitVersion", &*version), ("gitMajor", major), ("gitMinor", minor)] {
+        for (name, value) in [
+            ("gitVersion", &*version),
+            ("gitMajor", major),
+            ("gitMinor", minor),
+        ] {
             flags.push_str(&format!(" -X k8s.io/component-base/version.{name}={value}"));
         }
     }
@@ -168,8 +195,12 @@ fn version(recipe: &Recipe) -> Result<String> {
 
 fn pinned<'a>(go_mod: &'a str, module: &str) -> Option<&'a str> {
     go_mod.lines().find_map(|line| {
-        let mut words = line.split_whitespace().skip_while(|word| *word == "require");
-        (words.next()? == module).then(|| words.next())?.filter(|word| word.starts_with('v'))
+        let mut words = line
+            .split_whitespace()
+            .skip_while(|word| *word == "require");
+        (words.next()? == module)
+            .then(|| words.next())?
+            .filter(|word| word.starts_with('v'))
     })
 }
 
@@ -181,18 +212,27 @@ fn toolchain() -> Result<String> {
          kube-controller-manager and kube-proxy",
         OLDEST_GO.0, OLDEST_GO.1
     );
-    let output = Command::new("go").args(["env", "GOVERSION", "GOOS", "GOARCH"]).output();
+    let output = Command::new("go")
+        .args(["env", "GOVERSION", "GOOS", "GOARCH"])
+        .output();
     let output = output.with_context(|| format!("running go failed; {hint}"))?;
     let said = String::from_utf8_lossy(&output.stdout);
     let name = said.lines().next().unwrap_or_default();
-    ensure!(go_release(name).is_some_and(|it| it >= OLDEST_GO), "found Go {name:?}; {hint}");
+    ensure!(
+        go_release(name).is_some_and(|it| it >= OLDEST_GO),
+        "found Go {name:?}; {hint}"
+    );
     Ok(said.trim_end().replace('\n', "-"))
 }
 
 fn go_release(name: &str) -> Option<(u32, u32)> {
     let mut parts = name.strip_prefix("go")?.split(['.', '-', ' ']);
     let major = parts.next()?.parse().ok()?;
-    let minor: String = parts.next()?.chars().take_while(char::is_ascii_digit).collect();
+    let minor: String = parts
+        .next()?
+        .chars()
+        .take_while(char::is_ascii_digit)
+        .collect();
     Some((major, minor.parse().ok()?))
 }
 
@@ -200,7 +240,10 @@ fn modules() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools")
 }
 
-#[expect(clippy::disallowed_methods, reason = "where programs are is the machine's, not a setting")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "where programs are is the machine's, not a setting"
+)]
 fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
@@ -230,13 +273,21 @@ mod tests {
         for text in [block, line] {
             assert_eq!(pinned(text, "k8s.io/kubernetes"), Some("v1.35.4"), "{text}");
         }
-        assert_eq!(pinned("replace k8s.io/api => k8s.io/api v0.35.4", "k8s.io/api"), None);
+        assert_eq!(
+            pinned("replace k8s.io/api => k8s.io/api v0.35.4", "k8s.io/api"),
+            None
+        );
         assert_eq!(pinned("", "k8s.io/kubernetes"), None);
     }
 
     #[test]
     fn every_program_is_pinned() {
-        for recipe in [&ETCD, &KUBE_APISERVER, &KUBE_CONTROLLER_MANAGER, &KUBE_PROXY] {
+        for recipe in [
+            &ETCD,
+            &KUBE_APISERVER,
+            &KUBE_CONTROLLER_MANAGER,
+            &KUBE_PROXY,
+        ] {
             assert!(version(recipe).unwrap().starts_with('v'), "{}", recipe.name);
         }
     }

@@ -42,7 +42,11 @@ impl Counts {
 
     /// Requests that satisfy `wanted`.
     pub fn matching(&self, wanted: impl Fn(&Counted) -> bool) -> u64 {
-        self.0.iter().filter(|(counted, _)| wanted(counted)).map(|(_, count)| count).sum()
+        self.0
+            .iter()
+            .filter(|(counted, _)| wanted(counted))
+            .map(|(_, count)| count)
+            .sum()
     }
 
     /// What came after `earlier` was taken from the same proxy.
@@ -63,13 +67,34 @@ impl Counts {
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.0.keys().map(|it| it.resource.len()).max().unwrap_or_default().max(8);
+        let width = self
+            .0
+            .keys()
+            .map(|it| it.resource.len())
+            .max()
+            .unwrap_or_default()
+            .max(8);
         writeln!(f, "{:<width$}  {:<16}  code  requests", "resource", "verb")?;
-        for (Counted { resource, verb, code }, count) in &self.0 {
+        for (
+            Counted {
+                resource,
+                verb,
+                code,
+            },
+            count,
+        ) in &self.0
+        {
             let code = code.map_or_else(|| "-".to_owned(), |code| code.to_string());
             writeln!(f, "{resource:<width$}  {verb:<16}  {code:>4}  {count:>8}")?;
         }
-        write!(f, "{:<width$}  {:<16}  {:>4}  {:>8}", "total", "", "", self.total())
+        write!(
+            f,
+            "{:<width$}  {:<16}  {:>4}  {:>8}",
+            "total",
+            "",
+            "",
+            self.total()
+        )
     }
 }
 
@@ -78,7 +103,11 @@ mod tests {
     use super::*;
 
     fn counted(verb: &str, resource: &str, code: u16) -> Counted {
-        Counted { resource: resource.to_owned(), verb: verb.to_owned(), code: Some(code) }
+        Counted {
+            resource: resource.to_owned(),
+            verb: verb.to_owned(),
+            code: Some(code),
+        }
     }
 
     #[test]
@@ -101,9 +130,15 @@ mod tests {
     fn a_table_has_a_line_for_each_and_a_total() {
         let mut counts = Counts::default();
         counts.add(counted("watch", "services", 200));
-        counts.add(Counted { code: None, ..counted("get", "nodes", 0) });
+        counts.add(Counted {
+            code: None,
+            ..counted("get", "nodes", 0)
+        });
         let table = counts.to_string();
-        let lines: Vec<_> = table.lines().map(|it| it.split_whitespace().collect::<Vec<_>>()).collect();
+        let lines: Vec<_> = table
+            .lines()
+            .map(|it| it.split_whitespace().collect::<Vec<_>>())
+            .collect();
         assert_eq!(lines[1], ["nodes", "get", "-", "1"]);
         assert_eq!(lines[2], ["services", "watch", "200", "1"]);
         assert_eq!(lines[3], ["total", "2"]);

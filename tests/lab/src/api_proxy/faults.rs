@@ -105,11 +105,15 @@ impl Failure {
     }
 
     fn concerns(&self, request: &ApiRequest) -> bool {
-        let is = |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|it| it == found);
+        let is =
+            |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|it| it == found);
         self.left != Some(0)
             && is(&self.verb, &request.verb)
             && is(&self.resource, &request.resource)
-            && self.path.as_deref().is_none_or(|part| request.path.contains(part))
+            && self
+                .path
+                .as_deref()
+                .is_none_or(|part| request.path.contains(part))
     }
 
     /// The answer, in the form of the API server: a `Status` object.
@@ -126,7 +130,10 @@ impl Failure {
         let mut response = Response::new(Bytes::from(status.to_string()));
         *response.status_mut() = self.code;
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+        headers.insert(
+            header::CONTENT_TYPE,
+            header::HeaderValue::from_static("application/json"),
+        );
         if let Some(after) = self.retry_after {
             headers.insert(header::RETRY_AFTER, after.as_secs().into());
         }
@@ -166,7 +173,10 @@ pub(super) struct Failures {
 impl Default for Failures {
     fn default() -> Self {
         // Any odd seed does: always the same, so that a test run can be repeated.
-        Self { list: Vec::new(), dice: 0x9e37_79b9_7f4a_7c15 }
+        Self {
+            list: Vec::new(),
+            dice: 0x9e37_79b9_7f4a_7c15,
+        }
     }
 }
 
@@ -217,7 +227,9 @@ mod tests {
     #[test]
     fn a_failure_strikes_only_what_it_names_and_only_so_often() {
         let mut failures = Failures::default();
-        let failure = Failure::status(StatusCode::CONFLICT).verb("update").resource("leases");
+        let failure = Failure::status(StatusCode::CONFLICT)
+            .verb("update")
+            .resource("leases");
         failures.add(failure.times(2));
         let other = ApiRequest::parse(&Method::GET, "/api/v1/services", None);
         assert!(failures.strike(&other).is_none());
@@ -230,8 +242,9 @@ mod tests {
     fn a_probability_strikes_about_that_share() {
         let mut failures = Failures::default();
         failures.add(Failure::status(StatusCode::TOO_MANY_REQUESTS).probability(0.3));
-        let struck =
-            (0..10_000).filter(|_| failures.strike(&update_of_lease()).is_some()).count();
+        let struck = (0..10_000)
+            .filter(|_| failures.strike(&update_of_lease()).is_some())
+            .count();
         assert!((2_700..3_300).contains(&struck), "{struck}");
     }
 
@@ -241,6 +254,9 @@ mod tests {
         let response = failure.retry_after(Duration::from_secs(2)).response();
         assert_eq!(response.headers()[header::RETRY_AFTER], "2");
         let status: serde_json::Value = serde_json::from_slice(response.body()).unwrap();
-        assert_eq!((&status["code"], &status["reason"]), (&json!(429), &json!("TooManyRequests")));
+        assert_eq!(
+            (&status["code"], &status["reason"]),
+            (&json!(429), &json!("TooManyRequests"))
+        );
     }
 }

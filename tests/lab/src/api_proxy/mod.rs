@@ -15,7 +15,7 @@ mod watch_body;
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -51,7 +51,7 @@ use self::{
     faults::{Failures, Weather},
     watch_body::watch_body,
 };
-use crate::clock;
+use crate::{clock, run::lock};
 
 /// The API server as a proxy reaches it.
 #[derive(Debug, Clone)]
@@ -68,7 +68,7 @@ pub struct ApiProxy {
     name: String,
     address: SocketAddr,
     shared: Arc<Shared>,
-    _end: DropGuard,
+    serving: Mutex<Option<DropGuard>>,
 }
 
 type Body = UnsyncBoxBody<Bytes, Error>;
@@ -86,9 +86,9 @@ struct Shared {
 impl ApiProxy {
     /// Serves `listener`, which may belong to another network namespace.
     pub fn start(name: &str, listener: std::net::TcpListener, upstream: &Upstream) -> Result<Self> {
-        listener.set_nonblocking(true).context("preparing the listener of a proxy")?;
-        let listener = TcpListener::from_std(listener).context("taking over a listener")?;
-        let address = listener.local_addr().context("asking for the address of a proxy")?;
+        let address = listener
+            .local_addr()
+            .context("asking for the address of a proxy")?;
         let mut authorization = HeaderValue::try_from(format!("Bearer {}", upstream.token))
             .context("the token does not fit into a header")?;
         authorization.set_sensitive(true);
@@ -100,9 +100,31 @@ impl ApiProxy {
             failures: Mutex::default(),
             counts: Mutex::default(),
         });
+        let proxy = Self {
+            name: name.to_owned(),
+            address,
+            shared,
+            serving: Mutex::default(),
+        };
+        proxy.listen(listener)?;
+        Ok(proxy)
+    }
+
+    /// Goes on with another listener, the old one having ended with its host. Faults and counts stay.
+    pub fn listen(&self, listener: std::net::TcpListener) -> Result<()> {
+        listener
+            .set_nonblocking(true)
+            .context("preparing the listener of a proxy")?;
+        let listener = TcpListener::from_std(listener).context("taking over a listener")?;
         let end = CancellationToken::new();
-        tokio::spawn(accept(listener, Arc::clone(&shared), end.clone()));
-        Ok(Self { name: name.to_owned(), address, shared, _end: end.drop_guard() })
+        tokio::spawn(accept(listener, Arc::clone(&self.shared), end.clone()));
+        *lock(&self.serving) = Some(end.drop_guard());
+        Ok(())
+    }
+
+    /// Ends the listener and every connection.
+    pub fn close(&self) {
+        lock(&self.serving).take();
     }
 
     pub fn name(&self) -> &str {
@@ -112,6 +134,13 @@ impl ApiProxy {
     /// Where the client finds it, within its namespace.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
+    }
+
+    /// A client that goes this way, without retries of its own, for a proxy in the root namespace.
+    pub fn client(&self) -> Result<kube::Client> {
+        let mut config = kube::Config::new(self.url().parse().context("the address of a proxy")?);
+        config.default_retry = false;
+        kube::Client::try_from(config).context("making a client of a proxy")
     }
 
     /// Delays every request and every event of a watch.
@@ -139,12 +168,12 @@ impl ApiProxy {
 
     /// Answers in the server's place.
     pub fn fail(&self, failure: Failure) {
-        locked(&self.shared.failures).add(failure);
+        lock(&self.shared.failures).add(failure);
     }
 
     /// Lifts every fault; what was held back passes now.
     pub fn heal(&self) {
-        locked(&self.shared.failures).clear();
+        lock(&self.shared.failures).clear();
         self.change(|weather| {
             weather.latency = Duration::ZERO;
             weather.refuse = false;
@@ -159,12 +188,12 @@ impl ApiProxy {
 
     /// The requests so far.
     pub fn counts(&self) -> Counts {
-        locked(&self.shared.counts).clone()
+        lock(&self.shared.counts).clone()
     }
 
     /// Forgets the requests so far.
     pub fn reset_counts(&self) {
-        *locked(&self.shared.counts) = Counts::default();
+        *lock(&self.shared.counts) = Counts::default();
     }
 
     fn change(&self, change: impl FnOnce(&mut Weather)) {
@@ -181,7 +210,9 @@ fn client(tls: &ClientConfig) -> Client<HttpsConnector<HttpConnector>, Incoming>
         .https_only()
         .enable_http1()
         .wrap_connector(tcp);
-    Client::builder(TokioExecutor::new()).pool_idle_timeout(None).build(connector)
+    Client::builder(TokioExecutor::new())
+        .pool_idle_timeout(None)
+        .build(connector)
 }
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>, end: CancellationToken) {
@@ -224,18 +255,28 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>, end: CancellationToken) {
 }
 
 async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Response<Body>> {
-    let asked = ApiRequest::parse(request.method(), request.uri().path(), request.uri().query());
-    let mut counting = Counting { shared: &shared, asked: &asked, code: None };
+    let asked = ApiRequest::parse(
+        request.method(),
+        request.uri().path(),
+        request.uri().query(),
+    );
+    let mut counting = Counting {
+        shared: &shared,
+        asked: &asked,
+        code: None,
+    };
     let mut weather = shared.weather.subscribe();
     let latency = weather.borrow().latency;
     if !latency.is_zero() {
         clock::sleep(latency).await;
     }
     weather.wait_for(|it| !it.is_silent()).await?;
-    let struck = locked(&shared.failures).strike(&asked);
+    let struck = lock(&shared.failures).strike(&asked);
     if let Some(failure) = struck {
         counting.code = Some(failure.code());
-        return Ok(failure.response().map(|it| Full::new(it).map_err(|no| match no {}).boxed_unsync()));
+        return Ok(failure
+            .response()
+            .map(|it| Full::new(it).map_err(|no| match no {}).boxed_unsync()));
     }
     let mut response = shared.client.request(shared.forwarded(request)?).await?;
     counting.code = Some(response.status().as_u16());
@@ -243,14 +284,21 @@ async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Respo
     response.headers_mut().remove(header::CONNECTION);
     let watched = asked.is_watch() && response.status().is_success();
     Ok(response.map(|body| {
-        if watched { watch_body(body, weather) } else { body.map_err(Error::from).boxed_unsync() }
+        if watched {
+            watch_body(body, weather)
+        } else {
+            body.map_err(Error::from).boxed_unsync()
+        }
     }))
 }
 
 impl Shared {
     /// The request as the API server gets it.
     fn forwarded(&self, mut request: Request<Incoming>) -> Result<Request<Incoming>> {
-        let target = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
+        let target = request
+            .uri()
+            .path_and_query()
+            .map_or("/", PathAndQuery::as_str);
         *request.uri_mut() = Uri::builder()
             .scheme("https")
             .authority(self.upstream.to_string())
@@ -276,15 +324,10 @@ struct Counting<'a> {
 
 impl Drop for Counting<'_> {
     fn drop(&mut self) {
-        locked(&self.shared.counts).add(Counted {
+        lock(&self.shared.counts).add(Counted {
             resource: self.asked.resource.clone(),
             verb: self.asked.verb.clone(),
             code: self.code,
         });
     }
-}
-
-/// A panic elsewhere leaves nothing half done in what these locks guard.
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

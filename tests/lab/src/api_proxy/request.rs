@@ -47,9 +47,10 @@ impl ApiRequest {
             };
         };
         let name = rest.first().map(|&name| name.to_owned());
-        let resource = rest
-            .get(1)
-            .map_or_else(|| resource.to_owned(), |subresource| format!("{resource}/{subresource}"));
+        let resource = rest.get(1).map_or_else(
+            || resource.to_owned(),
+            |subresource| format!("{resource}/{subresource}"),
+        );
         Self {
             verb: verb(method, name.is_some(), is_watch(query)).to_owned(),
             resource,
@@ -79,7 +80,11 @@ fn verb(method: &Method, named: bool, watch: bool) -> &'static str {
 }
 
 fn is_watch(query: Option<&str>) -> bool {
-    query.is_some_and(|query| query.split('&').any(|it| matches!(it, "watch=true" | "watch=1")))
+    query.is_some_and(|query| {
+        query
+            .split('&')
+            .any(|it| matches!(it, "watch=true" | "watch=1"))
+    })
 }
 
 #[cfg(test)]
@@ -89,24 +94,103 @@ mod tests {
     #[test]
     fn requests_are_named_as_kubernetes_names_them() {
         for (method, target, verb, resource, namespace, name) in [
-            ("GET", "/api/v1/services?limit=500", "list", "services", "", ""),
-            ("GET", "/api/v1/services?watch=true&x=y", "watch", "services", "", ""),
-            ("GET", "/api/v1/namespaces/a/services/b", "get", "services", "a", "b"),
-            ("PATCH", "/api/v1/namespaces/a/services/b/status", "patch", "services/status", "a", "b"),
-            ("POST", "/api/v1/namespaces/a/events", "create", "events", "a", ""),
+            (
+                "GET",
+                "/api/v1/services?limit=500",
+                "list",
+                "services",
+                "",
+                "",
+            ),
+            (
+                "GET",
+                "/api/v1/services?watch=true&x=y",
+                "watch",
+                "services",
+                "",
+                "",
+            ),
+            (
+                "GET",
+                "/api/v1/namespaces/a/services/b",
+                "get",
+                "services",
+                "a",
+                "b",
+            ),
+            (
+                "PATCH",
+                "/api/v1/namespaces/a/services/b/status",
+                "patch",
+                "services/status",
+                "a",
+                "b",
+            ),
+            (
+                "POST",
+                "/api/v1/namespaces/a/events",
+                "create",
+                "events",
+                "a",
+                "",
+            ),
             ("GET", "/api/v1/namespaces/a", "get", "namespaces", "", "a"),
-            ("PUT", "/api/v1/namespaces/a/finalize", "update", "namespaces/finalize", "", "a"),
+            (
+                "PUT",
+                "/api/v1/namespaces/a/finalize",
+                "update",
+                "namespaces/finalize",
+                "",
+                "a",
+            ),
             ("POST", "/api/v1/namespaces", "create", "namespaces", "", ""),
-            ("PUT", "/apis/coordination.k8s.io/v1/namespaces/a/leases/b", "update", "leases", "a", "b"),
-            ("DELETE", "/apis/coordination.k8s.io/v1/namespaces/a/leases/b", "delete", "leases", "a", "b"),
-            ("DELETE", "/api/v1/namespaces/a/pods", "deletecollection", "pods", "a", ""),
-            ("GET", "/apis/discovery.k8s.io/v1/endpointslices?watch=1", "watch", "endpointslices", "", ""),
-            ("POST", "/apis/authentication.k8s.io/v1/tokenreviews", "create", "tokenreviews", "", ""),
+            (
+                "PUT",
+                "/apis/coordination.k8s.io/v1/namespaces/a/leases/b",
+                "update",
+                "leases",
+                "a",
+                "b",
+            ),
+            (
+                "DELETE",
+                "/apis/coordination.k8s.io/v1/namespaces/a/leases/b",
+                "delete",
+                "leases",
+                "a",
+                "b",
+            ),
+            (
+                "DELETE",
+                "/api/v1/namespaces/a/pods",
+                "deletecollection",
+                "pods",
+                "a",
+                "",
+            ),
+            (
+                "GET",
+                "/apis/discovery.k8s.io/v1/endpointslices?watch=1",
+                "watch",
+                "endpointslices",
+                "",
+                "",
+            ),
+            (
+                "POST",
+                "/apis/authentication.k8s.io/v1/tokenreviews",
+                "create",
+                "tokenreviews",
+                "",
+                "",
+            ),
             ("GET", "/readyz", "get", "/readyz", "", ""),
             ("GET", "/apis", "get", "/apis", "", ""),
             ("GET", "/", "get", "/", "", ""),
         ] {
-            let (path, query) = target.split_once('?').map_or((target, None), |(p, q)| (p, Some(q)));
+            let (path, query) = target
+                .split_once('?')
+                .map_or((target, None), |(p, q)| (p, Some(q)));
             let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
             assert_eq!(
                 ApiRequest::parse(&method.parse().unwrap(), path, query),

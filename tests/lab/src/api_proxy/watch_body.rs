@@ -29,7 +29,13 @@ pub(super) fn watch_body(
     weather: watch::Receiver<Weather>,
 ) -> UnsyncBoxBody<Bytes, Error> {
     let epoch = weather.borrow().watch_epoch;
-    let body = WatchBody { upstream, weather, epoch, held: VecDeque::new(), ended: false };
+    let body = WatchBody {
+        upstream,
+        weather,
+        epoch,
+        held: VecDeque::new(),
+        ended: false,
+    };
     http_body_util::StreamBody::new(frames(body)).boxed_unsync()
 }
 
@@ -51,7 +57,11 @@ impl WatchBody {
             if weather.watch_epoch != self.epoch {
                 return Err(anyhow!("the watch was cut"));
             }
-            let due = self.held.front().filter(|_| !weather.is_silent()).map(|(at, _)| *at);
+            let due = self
+                .held
+                .front()
+                .filter(|_| !weather.is_silent())
+                .map(|(at, _)| *at);
             if due.is_some_and(|at| at <= clock::now()) {
                 return Ok(self.held.pop_front().map(|(_, frame)| frame));
             }

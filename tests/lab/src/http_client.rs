@@ -1,0 +1,42 @@
+//! One HTTP request from a host of the lab.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context, Result};
+use http::{Request, StatusCode, header};
+use http_body_util::{BodyExt, Empty};
+use hyper::{body::Bytes, client::conn::http1};
+use hyper_util::rt::TokioIo;
+
+use crate::host::Host;
+
+/// What a server answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub body: String,
+}
+
+/// `GET path` from `host`, over a connection of its own, at most for `within`.
+pub async fn get(host: &Host, to: SocketAddr, path: &str, within: Duration) -> Result<Answer> {
+    let exchange = tokio::time::timeout(within, exchange(host, to, path)).await;
+    exchange.with_context(|| format!("{to} did not answer {} in {within:?}", host.name()))?
+}
+
+async fn exchange(host: &Host, to: SocketAddr, path: &str) -> Result<Answer> {
+    let stream = host.tcp_connect(to).await?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let request = Request::get(path)
+        .header(header::HOST, to.to_string())
+        .header(header::CONNECTION, "close")
+        .body(Empty::<Bytes>::new())?;
+    let answer = async {
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let body = response.into_body().collect().await?.to_bytes();
+        anyhow::Ok(Answer { status, body: String::from_utf8_lossy(&body).into_owned() })
+    };
+    // The connection only moves what the exchange asks for; how it ends shows in the exchange.
+    let (answer, _) = tokio::join!(answer, connection);
+    answer
+}
