@@ -1,51 +1,41 @@
-//! The lab's only reader of clocks, and its only way to wait.
+//! The lab's only reader of clocks and of entropy.
 //!
-//! A test never sleeps to wait for something: it polls a condition with a bound ([`until`]), and the
-//! error says what it waited for.
+//! Always real time: probes and forwarders run on threads of their own, outside any runtime.
 
-use std::time::{Duration, Instant};
-
-use anyhow::{Result, bail};
-use k8s_openapi::jiff::Timestamp;
+use std::{
+    hash::{BuildHasher, RandomState},
+    time::{Duration, Instant, SystemTime},
+};
 
 /// Monotonic time.
-#[expect(clippy::disallowed_methods, reason = "the lab's one reader of the monotonic clock")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this module is the lab's one reader of clocks"
+)]
 pub fn now() -> Instant {
-    tokio::time::Instant::now().into_std()
+    Instant::now()
 }
 
-/// Wall time, for the fields of objects.
-#[expect(clippy::disallowed_methods, reason = "the lab's one reader of the wall clock")]
-pub fn wall() -> Timestamp {
-    Timestamp::now()
+/// Wall time, for the stamps of capture files and of objects.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this module is the lab's one reader of clocks"
+)]
+pub fn wall() -> SystemTime {
+    SystemTime::now()
 }
 
-/// Waits until `deadline`.
-pub async fn sleep_until(deadline: Instant) {
-    tokio::time::sleep_until(deadline.into()).await;
+/// Returns after `period`; to pace something, never to wait for something.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this module is the lab's one reader of clocks"
+)]
+pub async fn sleep(period: Duration) {
+    tokio::time::sleep(period).await;
 }
 
-/// Waits for `pause`: the pace of a loop, never a guess at how long something takes.
-pub async fn pace(pause: Duration) {
-    sleep_until(now() + pause).await;
-}
-
-/// Polls `condition` every 10 ms until it gives a value, at most for `bound`.
-///
-/// An error of the condition ends the wait; a condition that may fail for a while returns `Ok(None)`.
-pub async fn until<T>(
-    what: &str,
-    bound: Duration,
-    mut condition: impl AsyncFnMut() -> Result<Option<T>>,
-) -> Result<T> {
-    let deadline = now() + bound;
-    loop {
-        if let Some(value) = condition().await? {
-            return Ok(value);
-        }
-        if now() >= deadline {
-            bail!("waited {bound:?} in vain: {what}");
-        }
-        pace(Duration::from_millis(10)).await;
-    }
+/// A random number in [0, 1), for jitter.
+#[expect(clippy::cast_precision_loss, reason = "53 bits fit a double exactly")]
+pub fn random_fraction() -> f64 {
+    (RandomState::new().hash_one(0_u8) >> 11) as f64 / (1_u64 << 53) as f64
 }
