@@ -7,6 +7,7 @@ use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, Empty};
 use hyper::{body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
 
 use crate::host::Host;
 
@@ -19,12 +20,13 @@ pub struct Answer {
 
 /// `GET path` from `host`, over a connection of its own, at most for `within`.
 pub async fn get(host: &Host, to: SocketAddr, path: &str, within: Duration) -> Result<Answer> {
-    let exchange = tokio::time::timeout(within, exchange(host, to, path)).await;
+    let answer = async { exchange(host.tcp_connect(to).await?, to, path).await };
+    let exchange = tokio::time::timeout(within, answer).await;
     exchange.with_context(|| format!("{to} did not answer {} in {within:?}", host.name()))?
 }
 
-async fn exchange(host: &Host, to: SocketAddr, path: &str) -> Result<Answer> {
-    let stream = host.tcp_connect(to).await?;
+/// `GET path` over `stream`, a new connection to `to`.
+pub(crate) async fn exchange(stream: TcpStream, to: SocketAddr, path: &str) -> Result<Answer> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::get(path)
         .header(header::HOST, to.to_string())

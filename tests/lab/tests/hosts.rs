@@ -364,18 +364,33 @@ async fn gratuitous_announcements_are_told_from_answers() {
     };
     let [node, _] = &ground.nodes;
     let vips = [ip("10.7.0.100"), ip("fd07::100")];
-    output(node, "ip", &["address", "add", "10.7.0.100/32", "dev", "eth0"]);
-    output(node, "ip", &["address", "add", "fd07::100/128", "dev", "eth0", "nodad"]);
+    output(
+        node,
+        "ip",
+        &["address", "add", "10.7.0.100/32", "dev", "eth0"],
+    );
+    output(
+        node,
+        "ip",
+        &["address", "add", "fd07::100/128", "dev", "eth0", "nodad"],
+    );
     let asker = Asker::start(&ground.client, "eth0", &vips).unwrap();
     for vip in vips {
-        asker.wait_for_mac(vip, ground.ports[0].mac(), SOON).await.unwrap();
+        asker
+            .wait_for_mac(vip, ground.ports[0].mac(), SOON)
+            .await
+            .unwrap();
         assert!(asker.answers(vip).gratuitous.is_empty());
     }
     // With these set, the kernel announces its addresses when its Ethernet address changes.
     node.sysctl("net.ipv4.conf.eth0.arp_notify", "1").unwrap();
     node.sysctl("net.ipv6.conf.eth0.ndisc_notify", "1").unwrap();
     let changed: MacAddress = "02:00:00:00:00:99".parse().unwrap();
-    output(node, "ip", &["link", "set", "eth0", "address", &changed.to_string()]);
+    output(
+        node,
+        "ip",
+        &["link", "set", "eth0", "address", &changed.to_string()],
+    );
     for vip in vips {
         poll_until(SOON, "announcement", async || {
             let last = asker.answers(vip).gratuitous.last().copied();
@@ -575,6 +590,32 @@ async fn a_stopped_lab_leaves_nothing() {
     assert!(!directory.exists());
     assert_eq!([state(inside.pid()), state(outside.pid())], [None, None]);
     probe.stop().unwrap();
+}
+
+#[test]
+fn a_lab_of_five_hosts_is_made_and_gone_in_no_time() {
+    let started = lab::clock::now();
+    let Some(ground) = ground("speed") else {
+        return;
+    };
+    let router = ground.lab.host("router").unwrap();
+    let outside = ground.lab.network("outside").unwrap();
+    router
+        .connect(&ground.network, "eth0", &["10.7.0.254/24", "fd07::254/64"])
+        .unwrap();
+    router.connect(&outside, "eth1", &["192.0.2.1/24"]).unwrap();
+    router.forwarding().unwrap();
+    let node2 = ground.lab.host("node2").unwrap();
+    node2
+        .connect(&ground.network, "eth0", &["10.7.0.12/24", "fd07::12/64"])
+        .unwrap();
+    let made = started.elapsed();
+    let started = lab::clock::now();
+    ground.lab.stop().unwrap();
+    let stopped = started.elapsed();
+    eprintln!("made in {made:?}, gone in {stopped:?}");
+    // Far more than it takes, for machines that are busy with other tests.
+    assert!(made + stopped < SOON, "{made:?} and {stopped:?}");
 }
 
 #[test]

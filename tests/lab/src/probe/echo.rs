@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{
-    gaps::{self, Gap, Sample},
+    gaps::{self, Gap, Outcome, Sample},
     worker::{Pace, Worker, receive_until},
 };
 use crate::{clock, frame, host::Host, run::lock, wait::poll_until};
@@ -100,20 +100,16 @@ impl EchoProbe {
             .partition_point(|sample| end.saturating_duration_since(sample.sent) > self.patience);
         let gaps = gaps::gaps(&samples, self.patience, end);
         let (old, _) = samples.split_at(old);
-        let late = |sample: &Sample| {
-            sample
-                .answered
-                .is_some_and(|at| at.saturating_duration_since(sample.sent) > self.patience)
-        };
+        let late = |sample: &&Sample| sample.trip() > Some(self.patience);
         Report {
             started: self.started,
             sent: old.len(),
             lost: old
                 .iter()
-                .filter(|sample| sample.answered.is_none())
+                .filter(|sample| sample.answered().is_none())
                 .count(),
+            late: old.iter().filter(late).count(),
             round_trip: median(old),
-            late: old.iter().filter(|sample| late(sample)).count(),
             longest_gap: gaps::longest(&gaps),
             gaps,
         }
@@ -129,10 +125,7 @@ impl EchoProbe {
         poll_until(within, "echo reply", async || {
             let samples = lock(&self.samples);
             let first = samples.partition_point(|sample| sample.sent < from);
-            Ok(samples
-                .iter()
-                .skip(first)
-                .find_map(|sample| sample.answered))
+            Ok(samples.iter().skip(first).find_map(Sample::answered))
         })
         .await
     }
@@ -145,8 +138,7 @@ impl EchoProbe {
 }
 
 fn median(samples: &[Sample]) -> Option<Duration> {
-    let trip = |sample: &Sample| Some(sample.answered?.saturating_duration_since(sample.sent));
-    let mut trips: Vec<Duration> = samples.iter().filter_map(trip).collect();
+    let mut trips: Vec<Duration> = samples.iter().filter_map(Sample::trip).collect();
     trips.sort_unstable();
     trips.get(trips.len() / 2).copied()
 }
@@ -156,7 +148,7 @@ fn send(socket: &Socket, to: IpAddr, identifier: u16, samples: &Mutex<Vec<Sample
     let sequence = samples.len() as u64;
     samples.push(Sample {
         sent: clock::now(),
-        answered: None,
+        outcome: Outcome::Pending,
     });
     drop(samples);
     let request = frame::echo_request(to, identifier, sequence);
@@ -170,7 +162,8 @@ fn note(packet: &[u8], to: IpAddr, identifier: u16, samples: &Mutex<Vec<Sample>>
     let index = sequence.and_then(|sequence| usize::try_from(sequence).ok());
     if let Some(index) = index
         && let Some(sample) = lock(samples).get_mut(index)
+        && sample.outcome == Outcome::Pending
     {
-        sample.answered.get_or_insert(now);
+        sample.outcome = Outcome::Answered(now);
     }
 }

@@ -15,13 +15,41 @@ pub struct Gap {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sample {
     pub(super) sent: Instant,
-    pub(super) answered: Option<Instant>,
+    pub(super) outcome: Outcome,
+}
+
+/// What became of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// Nothing yet.
+    Pending,
+    Answered(Instant),
+    /// There will be no answer.
+    Failed,
 }
 
 impl Sample {
+    pub(super) fn answered(&self) -> Option<Instant> {
+        match self.outcome {
+            Outcome::Answered(at) => Some(at),
+            Outcome::Pending | Outcome::Failed => None,
+        }
+    }
+
+    /// How long the answer took.
+    pub(super) fn trip(&self) -> Option<Duration> {
+        self.answered()
+            .map(|at| at.saturating_duration_since(self.sent))
+    }
+
+    /// When the answer came, if it took no longer than `patience`.
     fn in_time(&self, patience: Duration) -> Option<Instant> {
-        self.answered
-            .filter(|at| at.saturating_duration_since(self.sent) <= patience)
+        self.answered().filter(|_| self.trip() <= Some(patience))
+    }
+
+    /// It is too early to say whether it is lost.
+    fn is_open(&self, patience: Duration, end: Instant) -> bool {
+        self.outcome == Outcome::Pending && end.saturating_duration_since(self.sent) <= patience
     }
 }
 
@@ -40,9 +68,7 @@ pub(super) fn gaps(samples: &[Sample], patience: Duration, end: Instant) -> Vec<
                 });
                 open = None;
             }
-            (None, None) if end.saturating_duration_since(sample.sent) > patience => {
-                open = Some(sample.sent);
-            }
+            (None, None) if !sample.is_open(patience, end) => open = Some(sample.sent),
             _ => {}
         }
     }
@@ -76,7 +102,7 @@ mod tests {
             .iter()
             .map(|(sent, answered)| Sample {
                 sent: zero + ms(*sent),
-                answered: answered.map(|at| zero + ms(at)),
+                outcome: answered.map_or(Outcome::Pending, |at| Outcome::Answered(zero + ms(at))),
             })
             .collect();
         let found = gaps(&samples, PATIENCE, zero + ms(end));
@@ -112,6 +138,23 @@ mod tests {
             (180, Some(200)),
         ];
         assert_eq!(run(&rows, 300), [(ms(1), ms(199))]);
+    }
+
+    #[test]
+    fn a_failure_opens_a_gap_at_once() {
+        let zero = clock::now();
+        let failed = Sample {
+            sent: zero,
+            outcome: Outcome::Failed,
+        };
+        let found = gaps(&[failed], PATIENCE, zero + ms(5));
+        assert_eq!(
+            found,
+            [Gap {
+                start: zero,
+                length: ms(5)
+            }]
+        );
     }
 
     #[test]

@@ -8,16 +8,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use http_body_util::{BodyExt, Empty};
-use hyper::{Request, body::Bytes, client::conn::http1};
-use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use super::{
-    gaps::{self, Gap, Sample},
+    gaps::{self, Gap, Outcome, Sample},
     worker::{Pace, Worker},
 };
-use crate::{clock, host::Host, run::lock, wait::poll_until};
+use crate::{clock, host::Host, http_client, run::lock, wait::poll_until};
 
 /// One GET from `host`; `url` is `10.7.0.100:80/path`, `http://` may be before it. The answer's body,
 /// if its status is a success.
@@ -111,11 +108,11 @@ impl HttpProbe {
     pub fn snapshot(&self) -> HttpReport {
         let seen = lock(&self.seen);
         let gaps = gaps::gaps(&seen.samples, self.patience, clock::now());
-        let first = seen.samples.iter().find_map(|sample| sample.answered);
+        let first = seen.samples.iter().find_map(Sample::answered);
         let answers = seen
             .samples
             .iter()
-            .filter(|sample| sample.answered.is_some())
+            .filter(|sample| sample.answered().is_some())
             .count();
         HttpReport {
             started: self.started,
@@ -143,8 +140,11 @@ impl HttpProbe {
 
 impl Seen {
     fn note(&mut self, sent: Instant, answer: Result<String>) {
-        let answered = answer.is_ok().then(clock::now);
-        self.samples.push(Sample { sent, answered });
+        let outcome = match answer {
+            Ok(_) => Outcome::Answered(clock::now()),
+            Err(_) => Outcome::Failed,
+        };
+        self.samples.push(Sample { sent, outcome });
         let count = match answer {
             Ok(body) => self.bodies.entry(body).or_default(),
             Err(error) => self.failures.entry(format!("{error:#}")).or_default(),
@@ -161,23 +161,16 @@ async fn ask(target: &Target, within: Duration) -> Result<String> {
         .context("no answer in time")?
 }
 
+/// The body of a successful answer.
 async fn get(stream: TcpStream, target: &Target) -> Result<String> {
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let exchange = async {
-        let request = Request::get(&target.path)
-            .header("host", target.address.to_string())
-            .header("connection", "close")
-            .body(Empty::<Bytes>::new())?;
-        let response = sender.send_request(request).await?;
-        let status = response.status();
-        let body = response.into_body().collect().await?.to_bytes();
-        let body = String::from_utf8_lossy(&body).into_owned();
-        ensure!(status.is_success(), "{status}: {body}");
-        Ok(body)
-    };
-    // The connection's driver ends with the exchange, not before.
-    let (answer, _) = tokio::join!(exchange, connection);
-    answer
+    let answer = http_client::exchange(stream, target.address, &target.path).await?;
+    ensure!(
+        answer.status.is_success(),
+        "{}: {}",
+        answer.status,
+        answer.body
+    );
+    Ok(answer.body)
 }
 
 impl std::str::FromStr for Target {
