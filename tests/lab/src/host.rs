@@ -210,10 +210,10 @@ impl Host {
         };
         self.inner.switch_ports(&state, Port::isolate)?;
         namespace.kill_all()?;
-        state
-            .processes
-            .drain(..)
-            .for_each(|process| process.collect());
+        for process in state.processes.drain(..) {
+            // Killed already, unless it was started outside the host's namespace.
+            process.kill9()?;
+        }
         state.ports.iter().try_for_each(Port::remove)?;
         namespace.delete()
     }

@@ -146,10 +146,4 @@ impl Process {
         });
         found.await?
     }
-
-    /// Takes note of its end after the lab has killed it.
-    pub(crate) fn collect(&self) {
-        // It is dead, so this returns at once; there is nothing to do about an error.
-        drop(lock(&self.inner.child).wait());
-    }
 }

@@ -167,10 +167,10 @@ impl Run {
             return Ok(());
         };
         drop(reaper.stdin.take());
-        // Ended processes stay as zombies until someone asks; ask while the reaper kills them.
         let status = reaper.wait().context("the reaper")?;
+        // All are killed; they stay as zombies until someone asks.
         for process in lock(&self.processes).drain(..) {
-            process.collect();
+            process.kill9()?;
         }
         ensure!(status.success(), "the reaper ended with {status}");
         let left = sweep::namespaces(&self.prefix)?;

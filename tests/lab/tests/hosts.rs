@@ -1,11 +1,17 @@
 //! Hosts, links, faults, probes and the certain end of a lab, for real.
 //!
 //! Every test has a lab of its own. Without root they are skipped, with the reason.
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a step of the tests' own that fails is a failed test"
+)]
 
 use std::{
     fs,
     io::{BufRead, BufReader},
     net::{IpAddr, UdpSocket},
+    os::unix::process::CommandExt,
     path::PathBuf,
     process::{Command, Stdio},
     time::Duration,
@@ -46,12 +52,12 @@ fn ground(name: &str) -> Option<Ground> {
     let lab = lab(name)?;
     let network = lab.network("vips").unwrap();
     let nodes = [lab.host("node0").unwrap(), lab.host("node1").unwrap()];
-    let [node0, node1] = &nodes;
+    let [first, second] = &nodes;
     let ports = [
-        node0
+        first
             .connect(&network, "eth0", &["10.7.0.10/24", "fd07::10/64"])
             .unwrap(),
-        node1
+        second
             .connect(&network, "eth0", &["10.7.0.11/24", "fd07::11/64"])
             .unwrap(),
     ];
@@ -302,13 +308,39 @@ async fn chosen_traffic_is_dropped_in_one_direction_only() {
         .unwrap();
     asker.wait_first(over_v4, SOON).await.unwrap();
     let silent_at = asker.answers(over_v6).answered;
-    let asked = asker.answers(over_v6).asked;
+    let before = asker.answers(over_v6).asked;
     poll_until(SOON, "50 more questions", async || {
-        Ok((asker.answers(over_v6).asked > asked + 50).then_some(()))
+        Ok((asker.answers(over_v6).asked > before + 50).then_some(()))
     })
     .await
     .unwrap();
     assert_eq!(asker.answers(over_v6).answered, silent_at);
+}
+
+#[tokio::test]
+async fn every_kind_of_traffic_can_be_blocked_at_once() {
+    let Some(ground) = ground("kinds") else {
+        return;
+    };
+    let [port, _] = &ground.ports;
+    let kinds = [
+        Traffic::Arp,
+        Traffic::NeighbourDiscovery,
+        Traffic::Udp(67),
+        Traffic::Tcp(80),
+        Traffic::Address(ip("10.7.0.1")),
+        Traffic::Address(ip("fd07::1")),
+        Traffic::Everything,
+    ];
+    for kind in kinds {
+        port.block(Direction::FromHost, kind).unwrap();
+        port.block(Direction::ToHost, kind).unwrap();
+    }
+    port.loss(0.5).unwrap();
+    assert!(!reaches(&ground.client, "10.7.0.10", BRIEFLY).await);
+    port.unblock_all().unwrap();
+    port.loss(0.0).unwrap();
+    assert!(reaches(&ground.client, "10.7.0.10", SOON).await);
 }
 
 #[tokio::test]
@@ -668,6 +700,7 @@ impl Victim {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "victim", "--ignored", "--nocapture"])
             .stdout(Stdio::piped())
+            .process_group(0)
             .spawn()
             .unwrap();
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
@@ -735,6 +768,27 @@ async fn a_killed_run_is_cleaned_up_by_its_reaper() {
     let mut victim = Victim::start();
     assert_eq!(namespaces(&victim.prefix), 4);
     victim.kill();
+    poll_until(SOON, "clean machine", async || {
+        Ok(victim.is_gone().then_some(()))
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn ctrl_c_ends_the_lab() {
+    let Some(_lab) = lab("interrupt") else { return };
+    let mut victim = Victim::start();
+    // As the terminal does: to the whole foreground group.
+    let group = format!("-{}", victim.process.id());
+    assert!(
+        Command::new("kill")
+            .args(["-INT", "--", &group])
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert!(!victim.process.wait().unwrap().success());
     poll_until(SOON, "clean machine", async || {
         Ok(victim.is_gone().then_some(()))
     })
