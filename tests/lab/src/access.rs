@@ -10,9 +10,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::{
     authentication::v1::TokenRequest,
     core::v1::ServiceAccount,
-    rbac::v1::{
-        ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject,
-    },
+    rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject},
 };
 use kube::{
     Api, Client, Resource,
@@ -57,7 +55,11 @@ pub(crate) async fn grant(client: &Client) -> Result<()> {
 pub(crate) async fn accounts(client: &Client, cluster: &str, namespace: &str) -> Result<Tokens> {
     let secrets = Role {
         metadata: named(SPEAKER),
-        rules: Some(vec![rule("", &["secrets"], &["get", "list", "watch", "create", "update"])]),
+        rules: Some(vec![rule(
+            "",
+            &["secrets"],
+            &["get", "list", "watch", "create", "update"],
+        )]),
     };
     let may_use_secrets = RoleBinding {
         metadata: named(SPEAKER),
@@ -100,7 +102,14 @@ async fn bound_account(
     role: &str,
 ) -> Result<String> {
     let accounts = Api::<ServiceAccount>::namespaced(client.clone(), namespace);
-    create(&accounts, ServiceAccount { metadata: named(name), ..ServiceAccount::default() }).await?;
+    create(
+        &accounts,
+        ServiceAccount {
+            metadata: named(name),
+            ..ServiceAccount::default()
+        },
+    )
+    .await?;
     let binding = ClusterRoleBinding {
         metadata: named(&binding_name(cluster, name)),
         role_ref: role_ref("ClusterRole", role),
@@ -109,7 +118,9 @@ async fn bound_account(
     create(&Api::all(client.clone()), binding).await?;
     let mut request = TokenRequest::default();
     request.spec.expiration_seconds = Some(TOKEN_SECONDS);
-    let answer = accounts.create_token_request(name, &PostParams::default(), &request).await;
+    let answer = accounts
+        .create_token_request(name, &PostParams::default(), &request)
+        .await;
     let answer = answer.with_context(|| format!("asking for a token of {name}"))?;
     Ok(answer.status.context("the answer has no token")?.token)
 }
@@ -118,8 +129,17 @@ async fn create<K>(api: &Api<K>, object: K) -> Result<()>
 where
     K: Resource<DynamicType = ()> + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
 {
-    let what = || format!("creating {} {}", K::kind(&()), object.meta().name.as_deref().unwrap_or(""));
-    api.create(&PostParams::default(), &object).await.map(drop).with_context(what)
+    let what = || {
+        format!(
+            "creating {} {}",
+            K::kind(&()),
+            object.meta().name.as_deref().unwrap_or("")
+        )
+    };
+    api.create(&PostParams::default(), &object)
+        .await
+        .map(drop)
+        .with_context(what)
 }
 
 fn speaker_rules() -> Vec<PolicyRule> {
@@ -135,7 +155,11 @@ fn speaker_rules() -> Vec<PolicyRule> {
         ),
         rule("", &["events"], &["create", "patch"]),
         rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
-        rule("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
+        rule(
+            "authorization.k8s.io",
+            &["subjectaccessreviews"],
+            &["create"],
+        ),
     ]
 }
 
@@ -150,7 +174,10 @@ fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
 }
 
 fn named(name: &str) -> ObjectMeta {
-    ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        ..ObjectMeta::default()
+    }
 }
 
 fn binding_name(cluster: &str, account: &str) -> String {

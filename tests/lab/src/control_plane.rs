@@ -45,13 +45,15 @@ static SHARED: OnceCell<Arc<ControlPlane>> = OnceCell::const_new();
 /// What differs between control planes.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// How long a node may be silent before it is NotReady. Kubernetes' own default is 50 s.
+    /// How long a node may be silent before it counts as not ready. Kubernetes' own default is 50 s.
     pub node_monitor_grace: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { node_monitor_grace: Duration::from_secs(4) }
+        Self {
+            node_monitor_grace: Duration::from_secs(4),
+        }
     }
 }
 
@@ -96,13 +98,30 @@ impl ControlPlane {
         fs::create_dir(&folder).context("making the folder of the control plane")?;
         let trust = pki::generate(&folder)?;
         let admin_token = access::write_tokens(&folder.join("tokens.csv"))?;
-        let ports =
-            Ports { etcd: free_port()?, etcd_peer: free_port()?, apiserver: free_port()? };
+        let ports = Ports {
+            etcd: free_port()?,
+            etcd_peer: free_port()?,
+            apiserver: free_port()?,
+        };
         let etcd = lab.spawn("etcd", etcd_command(&tools, &folder, &ports))?;
-        let running = Mutex::new(Running { etcd, apiserver: None });
-        let plane = Self { lab, tools, settings, folder, trust, admin_token, ports, running };
+        let running = Mutex::new(Running {
+            etcd,
+            apiserver: None,
+        });
+        let plane = Self {
+            lab,
+            tools,
+            settings,
+            folder,
+            trust,
+            admin_token,
+            ports,
+            running,
+        };
         plane.start_apiserver().await?;
-        access::grant(&plane.admin().await?).await.context("granting the speakers' rights")?;
+        access::grant(&plane.admin().await?)
+            .await
+            .context("granting the speakers' rights")?;
         plane.start_controllers()?;
         Ok(plane)
     }
@@ -138,7 +157,9 @@ impl ControlPlane {
 
     /// Kills the API server: all connections break, new ones are refused.
     pub fn stop_apiserver(&self) -> Result<()> {
-        let Some(apiserver) = lock(&self.running).apiserver.take() else { return Ok(()) };
+        let Some(apiserver) = lock(&self.running).apiserver.take() else {
+            return Ok(());
+        };
         apiserver.kill9()
     }
 
@@ -162,7 +183,10 @@ impl ControlPlane {
             client.request_text(request).await?;
             Ok(Some(Ok(())))
         });
-        ready.await.and_then(|outcome| outcome).with_context(|| tail(&started))
+        ready
+            .await
+            .and_then(|outcome| outcome)
+            .with_context(|| tail(&started))
     }
 
     /// Freezes etcd: reads from the watch cache go on, everything else hangs.
@@ -207,15 +231,26 @@ impl ControlPlane {
         command
             .arg(option("kubeconfig", kubeconfig.display()))
             .arg(option("controllers", CONTROLLERS))
-            .args(["--leader-elect=false", "--cloud-provider=external", "--secure-port=0"])
-            .args(["--kube-api-qps=1000", "--kube-api-burst=1000", "--profiling=false"])
+            .args([
+                "--leader-elect=false",
+                "--cloud-provider=external",
+                "--secure-port=0",
+            ])
+            .args([
+                "--kube-api-qps=1000",
+                "--kube-api-burst=1000",
+                "--profiling=false",
+            ])
             .args(["--node-monitor-period=500ms"])
             .arg(option(
                 "node-monitor-grace-period",
                 format!("{}ms", self.settings.node_monitor_grace.as_millis()),
             ))
             // All quick: a scenario waits for these.
-            .args(["--endpointslice-updates-batch-period=0", "--concurrent-namespace-syncs=20"]);
+            .args([
+                "--endpointslice-updates-batch-period=0",
+                "--concurrent-namespace-syncs=20",
+            ]);
         self.lab.spawn("kube-controller-manager", command)?;
         Ok(())
     }
@@ -224,7 +259,10 @@ impl ControlPlane {
         let file = |name: &str| self.folder.join(name).display().to_string();
         let mut command = Command::new(&self.tools.kube_apiserver);
         command
-            .arg(option("etcd-servers", format!("http://127.0.0.1:{}", self.ports.etcd)))
+            .arg(option(
+                "etcd-servers",
+                format!("http://127.0.0.1:{}", self.ports.etcd),
+            ))
             .arg(option("secure-port", self.ports.apiserver))
             .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])
             // A loopback address is no endpoint that the `kubernetes` Service could have.
@@ -235,15 +273,24 @@ impl ControlPlane {
             .arg(option("tls-cert-file", file(pki::SERVER_CERTIFICATE)))
             .arg(option("tls-private-key-file", file(pki::SERVER_KEY)))
             .args(["--service-account-issuer=https://kubernetes.default.svc"])
-            .arg(option("service-account-signing-key-file", file(pki::SERVICE_ACCOUNT_KEY)))
-            .arg(option("service-account-key-file", file(pki::SERVICE_ACCOUNT_PUBLIC_KEY)))
+            .arg(option(
+                "service-account-signing-key-file",
+                file(pki::SERVICE_ACCOUNT_KEY),
+            ))
+            .arg(option(
+                "service-account-key-file",
+                file(pki::SERVICE_ACCOUNT_PUBLIC_KEY),
+            ))
             .arg(option("token-auth-file", file("tokens.csv")))
             .args(["--authorization-mode=RBAC", "--profiling=false"])
             // Pods of the lab mount no token, and need not wait for a namespace's default account.
             .args(["--disable-admission-plugins=ServiceAccount"])
             // Throttling is a fault like others: the proxies make it.
             .args(["--enable-priority-and-fairness=false"])
-            .args(["--max-requests-inflight=0", "--max-mutating-requests-inflight=0"]);
+            .args([
+                "--max-requests-inflight=0",
+                "--max-mutating-requests-inflight=0",
+            ]);
         command
     }
 }
@@ -273,7 +320,11 @@ fn tail(process: &Process) -> String {
     let log = process.log();
     let lines: Vec<&str> = log.lines().collect();
     let from = lines.len().saturating_sub(TAIL);
-    format!("end of the log of {}:\n{}", process.name(), lines[from..].join("\n"))
+    format!(
+        "end of the log of {}:\n{}",
+        process.name(),
+        lines[from..].join("\n")
+    )
 }
 
 /// A port on loopback that nobody listens on, below those that the kernel gives to connections: an API
@@ -283,7 +334,11 @@ fn free_port() -> Result<u16> {
     const COUNT: u16 = 10_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
     // Processes that run at once begin at different places.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is below COUNT")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "it is below COUNT"
+    )]
     let start = (clock::random_fraction() * f64::from(COUNT)) as u16;
     for _ in 0..COUNT {
         let offset = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_add(start) % COUNT;

@@ -36,7 +36,10 @@ pub(crate) async fn exchange(stream: TcpStream, to: SocketAddr, path: &str) -> R
         let response = sender.send_request(request).await?;
         let status = response.status();
         let body = response.into_body().collect().await?.to_bytes();
-        anyhow::Ok(Answer { status, body: String::from_utf8_lossy(&body).into_owned() })
+        anyhow::Ok(Answer {
+            status,
+            body: String::from_utf8_lossy(&body).into_owned(),
+        })
     };
     // The connection only moves what the exchange asks for; how it ends shows in the exchange.
     let (answer, _) = tokio::join!(answer, connection);

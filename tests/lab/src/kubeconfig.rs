@@ -58,11 +58,17 @@ fn base64(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
-        let word = chunk.iter().fold(0_u32, |word, &byte| word << 8 | u32::from(byte));
+        let word = chunk
+            .iter()
+            .fold(0_u32, |word, &byte| word << 8 | u32::from(byte));
         let word = word << (8 * (3 - chunk.len()));
         for place in 0..4 {
             let digit = ALPHABET[(word >> (18 - 6 * place) & 63) as usize];
-            text.push(if place > chunk.len() { '=' } else { char::from(digit) });
+            text.push(if place > chunk.len() {
+                '='
+            } else {
+                char::from(digit)
+            });
         }
     }
     text

@@ -2,6 +2,7 @@
 
 mod access;
 pub mod api_proxy;
+mod claim;
 pub mod clock;
 pub mod cluster;
 pub mod control_plane;
@@ -20,6 +21,7 @@ pub mod probe;
 pub mod process;
 mod rules;
 pub mod run;
+pub mod standing;
 mod sweep;
 mod syscall;
 pub mod tools;

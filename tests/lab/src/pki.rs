@@ -28,15 +28,22 @@ pub(crate) fn generate(folder: &Path) -> Result<Trust> {
     let mut ca = CertificateParams::default();
     ca.distinguished_name.push(DnType::CommonName, "lab");
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+    ca.key_usages = vec![
+        KeyUsagePurpose::KeyCertSign,
+        KeyUsagePurpose::DigitalSignature,
+    ];
     let ca = CertifiedIssuer::self_signed(ca, KeyPair::generate()?).context("signing the CA")?;
 
     let names = ["127.0.0.1", "localhost", "kubernetes.default.svc"].map(str::to_owned);
     let mut server = CertificateParams::new(names)?;
-    server.distinguished_name.push(DnType::CommonName, "kube-apiserver");
+    server
+        .distinguished_name
+        .push(DnType::CommonName, "kube-apiserver");
     server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     let server_key = KeyPair::generate()?;
-    let server = server.signed_by(&server_key, &ca).context("signing for the API server")?;
+    let server = server
+        .signed_by(&server_key, &ca)
+        .context("signing for the API server")?;
 
     let service_accounts = KeyPair::generate()?;
     for (name, text) in [
@@ -44,15 +51,23 @@ pub(crate) fn generate(folder: &Path) -> Result<Trust> {
         (SERVER_CERTIFICATE, server.pem()),
         (SERVER_KEY, server_key.serialize_pem()),
         (SERVICE_ACCOUNT_KEY, service_accounts.serialize_pem()),
-        (SERVICE_ACCOUNT_PUBLIC_KEY, service_accounts.public_key_pem()),
+        (
+            SERVICE_ACCOUNT_PUBLIC_KEY,
+            service_accounts.public_key_pem(),
+        ),
     ] {
         fs::write(folder.join(name), text).with_context(|| format!("writing {name}"))?;
     }
 
     let mut roots = RootCertStore::empty();
     roots.add(ca.der().clone()).context("trusting the CA")?;
-    let tls = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
-    Ok(Trust { ca_pem: ca.pem(), tls: Arc::new(tls) })
+    let tls = ClientConfig::builder()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(Trust {
+        ca_pem: ca.pem(),
+        tls: Arc::new(tls),
+    })
 }
 
 /// Chooses ring for the process: with none installed, the first handshake of kube panics when another

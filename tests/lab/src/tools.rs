@@ -7,6 +7,7 @@
 //! build which was cut short is never taken for a program.
 
 use std::{
+    fmt::Write,
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -167,7 +168,7 @@ fn linker_flags(recipe: &Recipe) -> Result<String> {
             ("gitMajor", major),
             ("gitMinor", minor),
         ] {
-            flags.push_str(&format!(" -X k8s.io/component-base/version.{name}={value}"));
+            write!(flags, " -X k8s.io/component-base/version.{name}={value}")?;
         }
     }
     Ok(flags)

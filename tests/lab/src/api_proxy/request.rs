@@ -91,117 +91,47 @@ fn is_watch(query: Option<&str>) -> bool {
 mod tests {
     use super::*;
 
+    /// Method and target; verb, resource, namespace, name (`-` for none).
+    const TABLE: &str = "
+        GET    /api/v1/services?limit=500                      list   services - -
+        GET    /api/v1/services?watch=true&x=y                 watch  services - -
+        GET    /api/v1/namespaces/a/services/b                 get    services a b
+        PATCH  /api/v1/namespaces/a/services/b/status          patch  services/status a b
+        POST   /api/v1/namespaces/a/events                     create events a -
+        GET    /api/v1/namespaces/a                            get    namespaces - a
+        PUT    /api/v1/namespaces/a/finalize                   update namespaces/finalize - a
+        POST   /api/v1/namespaces                              create namespaces - -
+        PUT    /apis/coordination.k8s.io/v1/namespaces/a/leases/b  update leases a b
+        DELETE /apis/coordination.k8s.io/v1/namespaces/a/leases/b  delete leases a b
+        DELETE /api/v1/namespaces/a/pods                       deletecollection pods a -
+        GET    /apis/discovery.k8s.io/v1/endpointslices?watch=1    watch endpointslices - -
+        POST   /apis/authentication.k8s.io/v1/tokenreviews     create tokenreviews - -
+        GET    /readyz                                         get    /readyz - -
+        GET    /apis                                           get    /apis - -
+        GET    /                                               get    / - -";
+
     #[test]
     fn requests_are_named_as_kubernetes_names_them() {
-        for (method, target, verb, resource, namespace, name) in [
-            (
-                "GET",
-                "/api/v1/services?limit=500",
-                "list",
-                "services",
-                "",
-                "",
-            ),
-            (
-                "GET",
-                "/api/v1/services?watch=true&x=y",
-                "watch",
-                "services",
-                "",
-                "",
-            ),
-            (
-                "GET",
-                "/api/v1/namespaces/a/services/b",
-                "get",
-                "services",
-                "a",
-                "b",
-            ),
-            (
-                "PATCH",
-                "/api/v1/namespaces/a/services/b/status",
-                "patch",
-                "services/status",
-                "a",
-                "b",
-            ),
-            (
-                "POST",
-                "/api/v1/namespaces/a/events",
-                "create",
-                "events",
-                "a",
-                "",
-            ),
-            ("GET", "/api/v1/namespaces/a", "get", "namespaces", "", "a"),
-            (
-                "PUT",
-                "/api/v1/namespaces/a/finalize",
-                "update",
-                "namespaces/finalize",
-                "",
-                "a",
-            ),
-            ("POST", "/api/v1/namespaces", "create", "namespaces", "", ""),
-            (
-                "PUT",
-                "/apis/coordination.k8s.io/v1/namespaces/a/leases/b",
-                "update",
-                "leases",
-                "a",
-                "b",
-            ),
-            (
-                "DELETE",
-                "/apis/coordination.k8s.io/v1/namespaces/a/leases/b",
-                "delete",
-                "leases",
-                "a",
-                "b",
-            ),
-            (
-                "DELETE",
-                "/api/v1/namespaces/a/pods",
-                "deletecollection",
-                "pods",
-                "a",
-                "",
-            ),
-            (
-                "GET",
-                "/apis/discovery.k8s.io/v1/endpointslices?watch=1",
-                "watch",
-                "endpointslices",
-                "",
-                "",
-            ),
-            (
-                "POST",
-                "/apis/authentication.k8s.io/v1/tokenreviews",
-                "create",
-                "tokenreviews",
-                "",
-                "",
-            ),
-            ("GET", "/readyz", "get", "/readyz", "", ""),
-            ("GET", "/apis", "get", "/apis", "", ""),
-            ("GET", "/", "get", "/", "", ""),
-        ] {
+        for row in TABLE.lines().skip(1) {
+            let words: Vec<&str> = row.split_whitespace().collect();
+            let [method, target, verb, resource, namespace, name] = words[..] else {
+                panic!("{row}");
+            };
             let (path, query) = target
                 .split_once('?')
-                .map_or((target, None), |(p, q)| (p, Some(q)));
-            let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+                .map_or((target, None), |(path, query)| (path, Some(query)));
+            let some = |word: &str| (word != "-").then(|| word.to_owned());
+            let expected = ApiRequest {
+                verb: verb.to_owned(),
+                resource: resource.to_owned(),
+                namespace: some(namespace),
+                name: some(name),
+                path: path.to_owned(),
+            };
             assert_eq!(
                 ApiRequest::parse(&method.parse().unwrap(), path, query),
-                ApiRequest {
-                    verb: verb.to_owned(),
-                    resource: resource.to_owned(),
-                    namespace: some(namespace),
-                    name: some(name),
-                    path: path.to_owned(),
-                },
-                "{method} {target}"
+                expected,
+                "{row}"
             );
         }
     }

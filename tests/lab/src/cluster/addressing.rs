@@ -1,8 +1,8 @@
 //! Every address and name of a cluster, from its number.
 //!
-//! Pure. Cluster K has the node network 10.K.0.0/24 and fd00:10:K::/64 (router .1, nodes from .11,
+//! Pure. Cluster K has the node network 10.K.0.0/24 and `fd00:10:K::/64` (router .1, nodes from .11,
 //! client .100, VIPs from .200) and for node n the pod networks 10.K.(128+n).0/24 and
-//! fd00:10:K:(8000+n)::/64. Numbers in IPv6 addresses are written as in IPv4, so that both look alike.
+//! `fd00:10:K:(8000+n)::/64`. Numbers in IPv6 addresses are written as in IPv4, so that both look alike.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -38,7 +38,10 @@ impl Addressing {
     }
 
     pub fn node(self, node: u8) -> (Ipv4Addr, Ipv6Addr) {
-        assert!(node < MOST_NODES, "a cluster has at most {MOST_NODES} nodes");
+        assert!(
+            node < MOST_NODES,
+            "a cluster has at most {MOST_NODES} nodes"
+        );
         self.on_node_network(FIRST_NODE + node)
     }
 
@@ -48,7 +51,9 @@ impl Addressing {
     }
 
     pub fn pod(self, node: u8, pod: u8) -> (Ipv4Addr, Ipv6Addr) {
-        let host = FIRST_POD.checked_add(pod).expect("a node has at most 245 pods");
+        let host = FIRST_POD
+            .checked_add(pod)
+            .expect("a node has at most 245 pods");
         (
             Ipv4Addr::new(10, self.number, FIRST_POD_NETWORK + node, host),
             self.v6(0x8000 + u16::from(node), host),
@@ -58,7 +63,10 @@ impl Addressing {
     /// The pod networks of a node.
     pub fn pod_networks(self, node: u8) -> [String; 2] {
         let v4 = Ipv4Addr::new(10, self.number, FIRST_POD_NETWORK + node, 0);
-        [format!("{v4}/24"), format!("{}/64", self.v6(0x8000 + u16::from(node), 0))]
+        [
+            format!("{v4}/24"),
+            format!("{}/64", self.v6(0x8000 + u16::from(node), 0)),
+        ]
     }
 
     /// The networks of all pods, as kube-proxy's `clusterCIDR`.
@@ -85,7 +93,7 @@ pub(super) fn on_link((v4, v6): (Ipv4Addr, Ipv6Addr)) -> [String; 2] {
 /// The number whose hexadecimal digits are the decimal digits of `number`.
 fn as_written(number: u8) -> u16 {
     let number = u16::from(number);
-    (number / 100) << 8 | (number / 10 % 10) << 4 | number % 10
+    ((number / 100) << 8) | ((number / 10 % 10) << 4) | (number % 10)
 }
 
 #[cfg(test)]
@@ -101,7 +109,10 @@ mod tests {
         assert_eq!(text(of.client()), "10.123.0.100 fd00:10:123::100");
         assert_eq!(text(of.vip(50)), "10.123.0.250 fd00:10:123::250");
         assert_eq!(text(of.pod(1, 0)), "10.123.129.10 fd00:10:123:8001::10");
-        assert_eq!(of.pod_networks(1), ["10.123.129.0/24", "fd00:10:123:8001::/64"]);
+        assert_eq!(
+            of.pod_networks(1),
+            ["10.123.129.0/24", "fd00:10:123:8001::/64"]
+        );
         assert_eq!(of.cluster_cidr(), "10.123.128.0/17,fd00:10:123:8000::/49");
     }
 }

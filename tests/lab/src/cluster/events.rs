@@ -30,7 +30,11 @@ impl Events {
             kind: event.type_.unwrap_or_default(),
             reason: event.reason.unwrap_or_default(),
             message: event.message.unwrap_or_default(),
-            count: event.series.and_then(|it| it.count).or(event.count).unwrap_or(1),
+            count: event
+                .series
+                .and_then(|it| it.count)
+                .or(event.count)
+                .unwrap_or(1),
         };
         Ok(list.items.into_iter().map(incident).collect())
     }

@@ -11,9 +11,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::addressing::Addressing;
-use crate::{
-    api_proxy::ApiProxy, host::Host, http_client, process::Process, wait::poll_until,
-};
+use crate::{api_proxy::ApiProxy, host::Host, http_client, process::Process, wait::poll_until};
 
 const HEALTH_PORT: u16 = 10256;
 const SYNC_BOUND: Duration = Duration::from_secs(60);
@@ -47,11 +45,18 @@ impl KubeProxy {
         write(&kubeconfig, &access)?;
         let config = folder.join(format!("{node}-kube-proxy.json"));
         write(&config, &configuration(&kubeconfig, node, addressing))?;
-        Ok(Self { api, program: program.to_owned(), config })
+        Ok(Self {
+            api,
+            program: program.to_owned(),
+            config,
+        })
     }
 
     pub(super) fn start(&self, host: &Host) -> Result<Process> {
-        let program = self.program.to_str().context("the path of kube-proxy is no text")?;
+        let program = self
+            .program
+            .to_str()
+            .context("the path of kube-proxy is no text")?;
         let mut command = host.command(program)?;
         command.arg(format!("--config={}", self.config.display()));
         host.spawn("kube-proxy", command)

@@ -2,7 +2,7 @@
 //!
 //! Registers the node, renews its Lease every second while it lives, and posts Ready again after the
 //! node lifecycle controller has given it up. A node that is switched off is silent, so that it becomes
-//! NotReady by the same controller as in life.
+//! not ready by the same controller as in life.
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
@@ -71,7 +71,9 @@ pub(super) async fn register(client: &Client, node: &Identity) -> Result<()> {
         }),
     };
     let what = || format!("registering {}", node.name);
-    let created = Api::all(client.clone()).create(&PostParams::default(), &object).await;
+    let created = Api::all(client.clone())
+        .create(&PostParams::default(), &object)
+        .await;
     let uid = created.with_context(what)?.metadata.uid.unwrap_or_default();
     let lease = Lease {
         metadata: ObjectMeta {
@@ -88,12 +90,19 @@ pub(super) async fn register(client: &Client, node: &Identity) -> Result<()> {
             ..LeaseSpec::default()
         }),
     };
-    leases(client).create(&PostParams::default(), &lease).await.map(drop).with_context(what)
+    leases(client)
+        .create(&PostParams::default(), &lease)
+        .await
+        .map(drop)
+        .with_context(what)
 }
 
 /// Removes the Node; its Lease goes with it.
 pub(super) async fn deregister(client: &Client, name: &str) -> Result<()> {
-    match Api::<Node>::all(client.clone()).delete(name, &DeleteParams::default()).await {
+    match Api::<Node>::all(client.clone())
+        .delete(name, &DeleteParams::default())
+        .await
+    {
         Err(error) if !is_absent(&error) => Err(error).context(format!("deleting {name}")),
         _ => Ok(()),
     }
@@ -122,10 +131,15 @@ pub(super) async fn run(
             () = end.cancelled() => return,
             () = clock::sleep(RENEW_PERIOD) => {}
         }
-        let living: Vec<_> = hearts.iter().filter(|heart| *heart.living.borrow()).collect();
+        let living: Vec<_> = hearts
+            .iter()
+            .filter(|heart| *heart.living.borrow())
+            .collect();
         // An API server that is away is no news to a kubelet either: it tries again.
         let _ = join_all(living.iter().map(|heart| renew(&client, &heart.name))).await;
-        let Ok(unready) = unready(&client, &cluster).await else { continue };
+        let Ok(unready) = unready(&client, &cluster).await else {
+            continue;
+        };
         let lost = living.iter().filter(|heart| unready.contains(&heart.name));
         let _ = join_all(lost.map(|heart| report(&client, &heart.name))).await;
     }
@@ -142,14 +156,24 @@ async fn unready(client: &Client, cluster: &str) -> Result<Vec<String>> {
 
 /// Whether the node's Ready condition is true.
 pub(super) fn is_ready(node: &Node) -> bool {
-    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.is_some_and(|all| all.iter().any(|it| it.type_ == "Ready" && it.status == "True"))
+    let conditions = node
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    conditions.is_some_and(|all| {
+        all.iter()
+            .any(|it| it.type_ == "Ready" && it.status == "True")
+    })
 }
 
 async fn renew(client: &Client, name: &str) -> Result<()> {
     let patch: Patch<Value> = Patch::Merge(json!({ "spec": { "renewTime": MicroTime(now()) } }));
-    let renewed = leases(client).patch(name, &PatchParams::default(), &patch).await;
-    renewed.map(drop).with_context(|| format!("renewing the Lease of {name}"))
+    let renewed = leases(client)
+        .patch(name, &PatchParams::default(), &patch)
+        .await;
+    renewed
+        .map(drop)
+        .with_context(|| format!("renewing the Lease of {name}"))
 }
 
 fn leases(client: &Client) -> Api<Lease> {
@@ -157,9 +181,15 @@ fn leases(client: &Client) -> Api<Lease> {
 }
 
 fn addresses(node: &Identity) -> Vec<NodeAddress> {
-    let internal = node.addresses.iter().map(|address| ("InternalIP", address.to_string()));
+    let internal = node
+        .addresses
+        .iter()
+        .map(|address| ("InternalIP", address.to_string()));
     let hostname = std::iter::once(("Hostname", node.name.clone()));
-    let entry = |(kind, address): (&str, String)| NodeAddress { type_: kind.to_owned(), address };
+    let entry = |(kind, address): (&str, String)| NodeAddress {
+        type_: kind.to_owned(),
+        address,
+    };
     internal.chain(hostname).map(entry).collect()
 }
 

@@ -23,11 +23,11 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use futures_util::future::{join_all, try_join_all};
 use k8s_openapi::{
+    Resource,
     api::{
         coordination::v1::Lease,
-        core::v1::{Namespace, Pod as PodObject},
+        core::v1::{Namespace, Node as NodeObject, Pod as PodObject},
     },
-    Resource,
 };
 use kube::{
     Api, Client,
@@ -39,15 +39,15 @@ use tokio_util::{
     task::TaskTracker,
 };
 
-use self::{
-    addressing::on_link, events::Events, kube_proxy::KubeProxy, kubelet::Identity, number::Number,
-};
 pub use self::{
     addressing::Addressing,
     events::Incident,
     node::{Node, SpeakerSetup},
     pods::{Pod, PodAnswer, PodBuilder},
     services::{Service, ServiceBuilder},
+};
+use self::{
+    addressing::on_link, events::Events, kube_proxy::KubeProxy, kubelet::Identity, number::Number,
 };
 use crate::{
     access::{self, Tokens, is_absent},
@@ -182,8 +182,12 @@ struct Foundation<'a> {
 impl Foundation<'_> {
     fn node(&self, index: u8, nodes: u8, kube_proxy: bool) -> Result<Node> {
         let name = format!("{}-node{index}", self.name);
-        let host =
-            station(self.lab, self.network, &format!("node{index}"), self.addressing.node(index))?;
+        let host = station(
+            self.lab,
+            self.network,
+            &format!("node{index}"),
+            self.addressing.node(index),
+        )?;
         host.forwarding()?;
         default_route(&host, self.addressing)?;
         for other in (0..nodes).filter(|other| *other != index) {
@@ -198,10 +202,20 @@ impl Foundation<'_> {
         self.write_kubeconfig(&api, &kubeconfig)?;
         let kube_proxy = if kube_proxy {
             let client = format!("{name}-kube-proxy");
-            let api =
-                self.proxy(&client, &host, node::KUBE_PROXY_API, &self.tokens.kube_proxy)?;
+            let api = self.proxy(
+                &client,
+                &host,
+                node::KUBE_PROXY_API,
+                &self.tokens.kube_proxy,
+            )?;
             let program = &self.control_plane.tools().kube_proxy;
-            Some(KubeProxy::new(api, program, folder, &name, self.addressing)?)
+            Some(KubeProxy::new(
+                api,
+                program,
+                folder,
+                &name,
+                self.addressing,
+            )?)
         } else {
             None
         };
@@ -223,7 +237,11 @@ impl Foundation<'_> {
     }
 
     fn proxy(&self, name: &str, host: &Host, at: SocketAddr, token: &str) -> Result<ApiProxy> {
-        ApiProxy::start(name, host.tcp_listener(at)?, &self.control_plane.upstream(token))
+        ApiProxy::start(
+            name,
+            host.tcp_listener(at)?,
+            &self.control_plane.upstream(token),
+        )
     }
 
     fn write_kubeconfig(&self, api: &ApiProxy, file: &Path) -> Result<()> {
@@ -239,7 +257,9 @@ impl Foundation<'_> {
 
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cluster").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Cluster")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -261,7 +281,9 @@ impl Cluster {
 
     /// The node with this number, from 0.
     pub fn node(&self, index: usize) -> &Node {
-        self.nodes.get(index).expect("the scenario knows how many nodes it has asked for")
+        self.nodes
+            .get(index)
+            .expect("the scenario knows how many nodes it has asked for")
     }
 
     pub fn nodes(&self) -> &[Node] {
@@ -333,13 +355,20 @@ impl Cluster {
     /// the test's own process.
     pub fn speaker_proxy(&self, name: &str) -> Result<ApiProxy> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("a port on loopback")?;
-        ApiProxy::start(name, listener, &self.control_plane.upstream(&self.tokens.speaker))
+        ApiProxy::start(
+            name,
+            listener,
+            &self.control_plane.upstream(&self.tokens.speaker),
+        )
     }
 
     /// The Lease, if it exists.
     pub async fn lease(&self, namespace: &str, name: &str) -> Result<Option<Lease>> {
         let leases = Api::<Lease>::namespaced(self.kube(), namespace);
-        leases.get_opt(name).await.with_context(|| format!("reading Lease {namespace}/{name}"))
+        leases
+            .get_opt(name)
+            .await
+            .with_context(|| format!("reading Lease {namespace}/{name}"))
     }
 
     /// What was reported about an object in the Services' namespace.
@@ -361,20 +390,32 @@ impl Cluster {
                 .map(drop)
                 .context("deleting the pods"),
         );
-        let nodes = self.nodes.iter().map(|node| kubelet::deregister(&self.kube, &node.name));
+        let nodes = self
+            .nodes
+            .iter()
+            .map(|node| kubelet::deregister(&self.kube, &node.name));
         outcomes.extend(join_all(nodes).await);
         outcomes.push(access::withdraw(&self.kube, &self.name).await);
         for namespace in [&self.name, &self.release] {
             outcomes.push(delete_namespace(&self.kube, namespace).await);
         }
         self.tasks.wait().await;
-        let failures: Vec<String> =
-            outcomes.into_iter().filter_map(Result::err).map(|it| format!("{it:#}")).collect();
-        if failures.is_empty() { Ok(()) } else { Err(anyhow!("{}", failures.join("; "))) }
+        let failures: Vec<String> = outcomes
+            .into_iter()
+            .filter_map(Result::err)
+            .map(|it| format!("{it:#}"))
+            .collect();
+        if failures.is_empty() {
+            Ok(())
+        } else {
+            Err(anyhow!("{}", failures.join("; ")))
+        }
     }
 
     pub(self) fn events(&self) -> Events {
-        Events { api: Api::namespaced(self.kube(), &self.name) }
+        Events {
+            api: Api::namespaced(self.kube(), &self.name),
+        }
     }
 
     pub(self) fn tasks(&self) -> TaskTracker {
@@ -384,11 +425,16 @@ impl Cluster {
     /// Registers the nodes, starts their kubelet's voice and their kube-proxies.
     async fn come_up(&self, end: CancellationToken) -> Result<()> {
         let identities: Vec<Identity> = self.nodes.iter().map(|node| self.identity(node)).collect();
-        let registered = identities.iter().map(|node| kubelet::register(&self.kube, node));
+        let registered = identities
+            .iter()
+            .map(|node| kubelet::register(&self.kube, node));
         try_join_all(registered).await?;
         let hearts = self.nodes.iter().map(Node::heart).collect();
-        self.tasks.spawn(kubelet::run(self.kube(), self.name.clone(), hearts, end));
-        try_join_all(self.nodes.iter().map(Node::start_kube_proxy)).await.map(drop)
+        self.tasks
+            .spawn(kubelet::run(self.kube(), self.name.clone(), hearts, end));
+        try_join_all(self.nodes.iter().map(Node::start_kube_proxy))
+            .await
+            .map(drop)
     }
 
     fn identity(&self, node: &Node) -> Identity {
@@ -400,6 +446,18 @@ impl Cluster {
             pod_networks: self.addressing.pod_networks(node.index).into(),
         }
     }
+}
+
+/// Every node that the API server knows, and whether it is Ready.
+pub(crate) async fn readiness(kube: &Client) -> Result<Vec<(String, bool)>> {
+    let nodes = Api::<NodeObject>::all(kube.clone())
+        .list(&ListParams::default())
+        .await?;
+    let entry = |node: NodeObject| {
+        let ready = kubelet::is_ready(&node);
+        (node.metadata.name.unwrap_or_default(), ready)
+    };
+    Ok(nodes.items.into_iter().map(entry).collect())
 }
 
 /// A host with one link, `eth0`, on the network.
@@ -424,12 +482,19 @@ fn default_route(host: &Host, addressing: Addressing) -> Result<()> {
 async fn create_namespace(kube: &Client, name: &str) -> Result<()> {
     let mut namespace = Namespace::default();
     namespace.metadata.name = Some(name.to_owned());
-    let created = Api::all(kube.clone()).create(&PostParams::default(), &namespace).await;
-    created.map(drop).with_context(|| format!("creating {} {name}", Namespace::KIND))
+    let created = Api::all(kube.clone())
+        .create(&PostParams::default(), &namespace)
+        .await;
+    created
+        .map(drop)
+        .with_context(|| format!("creating {} {name}", Namespace::KIND))
 }
 
 async fn delete_namespace(kube: &Client, name: &str) -> Result<()> {
-    match Api::<Namespace>::all(kube.clone()).delete(name, &DeleteParams::default()).await {
+    match Api::<Namespace>::all(kube.clone())
+        .delete(name, &DeleteParams::default())
+        .await
+    {
         Err(error) if !is_absent(&error) => Err(error).context(format!("deleting {name}")),
         _ => Ok(()),
     }

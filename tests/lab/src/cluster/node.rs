@@ -65,7 +65,9 @@ pub struct Node {
 
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Node").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Node")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -79,7 +81,7 @@ impl Node {
         &self.host
     }
 
-    /// The InternalIPs.
+    /// The addresses of type `InternalIP`.
     pub fn addresses(&self) -> (Ipv4Addr, Ipv6Addr) {
         self.addressing.node(self.index)
     }
@@ -106,7 +108,10 @@ impl Node {
 
     /// Starts the program under test: the flags that say where it is, then those of `setup`.
     pub fn start_speaker(&self, setup: &SpeakerSetup) -> Result<Process> {
-        let binary = setup.binary.to_str().context("the path of the speaker is no text")?;
+        let binary = setup
+            .binary
+            .to_str()
+            .context("the path of the speaker is no text")?;
         let (release, services) = &self.namespaces;
         let mut command = self.host.command(binary)?;
         command
@@ -126,7 +131,7 @@ impl Node {
             api.close();
         }
         lock(&self.kube_proxy_process).take();
-        self.host.power_off()
+        self.switch(Host::power_off).await
     }
 
     /// Boots the node: kube-proxy and pods run again, the speaker is the caller's to start.
@@ -134,10 +139,12 @@ impl Node {
         if self.host.is_on() {
             return Ok(());
         }
-        self.host.power_on()?;
+        self.switch(Host::power_on).await?;
         self.api.listen(self.host.tcp_listener(SPEAKER_API)?)?;
         if let Some(kube_proxy) = &self.kube_proxy {
-            kube_proxy.api.listen(self.host.tcp_listener(KUBE_PROXY_API)?)?;
+            kube_proxy
+                .api
+                .listen(self.host.tcp_listener(KUBE_PROXY_API)?)?;
         }
         self.containers.start(&self.host)?;
         self.plug(true).await?;
@@ -147,12 +154,12 @@ impl Node {
     /// Pauses the node as a hypervisor pauses a VM.
     pub async fn pause(&self) -> Result<()> {
         self.plug(false).await?;
-        self.host.pause()
+        self.switch(Host::pause).await
     }
 
     /// Ends [`Self::pause`].
     pub async fn resume(&self) -> Result<()> {
-        self.host.resume()?;
+        self.switch(Host::resume).await?;
         self.plug(true).await
     }
 
@@ -168,39 +175,52 @@ impl Node {
 
     /// Whether the API server has the node as Ready.
     pub async fn is_ready(&self) -> Result<bool> {
-        let node = self.objects().get(&self.name).await.context("reading a Node")?;
+        let node = self
+            .objects()
+            .get(&self.name)
+            .await
+            .context("reading a Node")?;
         Ok(kubelet::is_ready(&node))
     }
 
     /// Makes the node unschedulable.
     pub async fn cordon(&self) -> Result<()> {
-        self.patch(json!({ "spec": { "unschedulable": true } })).await
+        self.patch(json!({ "spec": { "unschedulable": true } }))
+            .await
     }
 
     /// Ends [`Self::cordon`].
     pub async fn uncordon(&self) -> Result<()> {
-        self.patch(json!({ "spec": { "unschedulable": null } })).await
+        self.patch(json!({ "spec": { "unschedulable": null } }))
+            .await
     }
 
     pub async fn label(&self, key: &str, value: &str) -> Result<()> {
-        self.patch(json!({ "metadata": { "labels": { key: value } } })).await
+        self.patch(json!({ "metadata": { "labels": { key: value } } }))
+            .await
     }
 
     pub async fn unlabel(&self, key: &str) -> Result<()> {
-        self.patch(json!({ "metadata": { "labels": { key: null } } })).await
+        self.patch(json!({ "metadata": { "labels": { key: null } } }))
+            .await
     }
 
     /// Adds a taint, with effect `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
     pub async fn taint(&self, key: &str, effect: &str) -> Result<()> {
-        self.patch(json!({ "spec": { "taints": [{ "key": key, "effect": effect }] } })).await
+        self.patch(json!({ "spec": { "taints": [{ "key": key, "effect": effect }] } }))
+            .await
     }
 
     pub async fn untaint(&self, key: &str) -> Result<()> {
-        self.patch(json!({ "spec": { "taints": [{ "$patch": "delete", "key": key }] } })).await
+        self.patch(json!({ "spec": { "taints": [{ "$patch": "delete", "key": key }] } }))
+            .await
     }
 
     pub(super) fn heart(&self) -> Heart {
-        Heart { name: self.name.clone(), living: self.living.subscribe() }
+        Heart {
+            name: self.name.clone(),
+            living: self.living.subscribe(),
+        }
     }
 
     pub(super) fn containers(&self) -> &Arc<Containers> {
@@ -208,15 +228,26 @@ impl Node {
     }
 
     pub(super) fn next_pod_addresses(&self) -> (Ipv4Addr, Ipv6Addr) {
-        self.addressing.pod(self.index, self.pods.fetch_add(1, Ordering::Relaxed))
+        self.addressing
+            .pod(self.index, self.pods.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Starts kube-proxy, if the node has one, and waits for its rules.
     pub(super) async fn start_kube_proxy(&self) -> Result<()> {
-        let Some(kube_proxy) = &self.kube_proxy else { return Ok(()) };
+        let Some(kube_proxy) = &self.kube_proxy else {
+            return Ok(());
+        };
         let process = kube_proxy.start(&self.host)?;
         *lock(&self.kube_proxy_process) = Some(process.clone());
         kube_proxy.synced(&self.host, &process).await
+    }
+
+    /// Does something to the host that takes a while: it runs programs and waits for ends.
+    async fn switch(&self, change: fn(&Host) -> Result<()>) -> Result<()> {
+        let host = self.host.clone();
+        tokio::task::spawn_blocking(move || change(&host))
+            .await
+            .context("a change of a host")?
     }
 
     /// Connects what runs on the node with the API server, or holds everything back.
@@ -225,7 +256,11 @@ impl Node {
             api.set_plugged(plugged);
         }
         self.living.send_replace(plugged);
-        if plugged { kubelet::report(&self.client, &self.name).await } else { Ok(()) }
+        if plugged {
+            kubelet::report(&self.client, &self.name).await
+        } else {
+            Ok(())
+        }
     }
 
     fn apis(&self) -> impl Iterator<Item = &ApiProxy> {
@@ -234,8 +269,13 @@ impl Node {
 
     async fn patch(&self, patch: Value) -> Result<()> {
         let patch = Patch::Strategic(patch);
-        let patched = self.objects().patch(&self.name, &PatchParams::default(), &patch).await;
-        patched.map(drop).with_context(|| format!("changing {}", self.name))
+        let patched = self
+            .objects()
+            .patch(&self.name, &PatchParams::default(), &patch)
+            .await;
+        patched
+            .map(drop)
+            .with_context(|| format!("changing {}", self.name))
     }
 
     fn objects(&self) -> Api<NodeObject> {

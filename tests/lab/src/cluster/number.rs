@@ -1,44 +1,40 @@
 //! The number of a cluster: unique on the machine while the cluster lives.
 //!
-//! A number is held by a lock on a file, so it is free again however its process ends. A process hands
-//! them out in turn: what a cluster leaves to be deleted in a shared API server has long gone when its
-//! number comes round.
+//! A process hands numbers out in turn: what a cluster leaves to be deleted in a shared API server has
+//! long gone when its number comes round.
 
-use std::{
-    fs::{self, File},
-    sync::atomic::{AtomicU8, Ordering},
-};
+use std::sync::atomic::{AtomicU8, Ordering};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
+
+use crate::claim::Claim;
 
 const HIGHEST: u8 = 200;
 
-static NEXT: AtomicU8 = AtomicU8::new(0);
+static LAST: AtomicU8 = AtomicU8::new(0);
 
-/// A held number.
+/// A held number, from 1.
 #[derive(Debug)]
 pub(super) struct Number {
     pub(super) value: u8,
-    _lock: File,
+    _claim: Claim,
 }
 
 impl Number {
     pub(super) fn take() -> Result<Self> {
-        let folder = std::env::temp_dir().join("harvester-lab-clusters");
-        fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+        let following = |last: u8| if last >= HIGHEST { 1 } else { last + 1 };
         for _ in 0..HIGHEST {
-            let turn = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |it| {
-                Some(if it >= HIGHEST - 1 { 0 } else { it + 1 })
-            });
-            let value = 1 + turn.unwrap_or_default();
-            let file = folder.join(value.to_string());
-            let lock = File::options().create(true).append(true).open(&file);
-            let lock = lock.with_context(|| format!("opening {}", file.display()))?;
-            if lock.try_lock().is_ok() {
-                return Ok(Self { value, _lock: lock });
+            let next = |last| Some(following(last));
+            let last = LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+            let value = following(last.unwrap_or_else(|last| last));
+            if let Some(claim) = Claim::take(&format!("cluster-{value}"))? {
+                return Ok(Self {
+                    value,
+                    _claim: claim,
+                });
             }
         }
-        bail!("{HIGHEST} clusters run on this machine")
+        bail!("{HIGHEST} clusters stand on this machine")
     }
 }
 

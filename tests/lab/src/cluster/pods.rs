@@ -17,9 +17,7 @@ use http::{Request, Response};
 use http_body_util::Full;
 use hyper::{body::Bytes, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
-use k8s_openapi::{
-    api::core::v1::Pod as PodObject, apimachinery::pkg::apis::meta::v1::Time,
-};
+use k8s_openapi::{api::core::v1::Pod as PodObject, apimachinery::pkg::apis::meta::v1::Time};
 use kube::{
     Api,
     api::{DeleteParams, Patch, PatchParams, PostParams},
@@ -112,7 +110,9 @@ impl<'a> PodBuilder<'a> {
             port,
             running: Mutex::default(),
         });
-        container.start(node.host()).with_context(|| format!("starting pod {name}"))?;
+        container
+            .start(node.host())
+            .with_context(|| format!("starting pod {name}"))?;
         let containers = Arc::clone(node.containers());
         lock(&containers.0).push(Arc::downgrade(&container));
         let api = Api::namespaced(self.cluster.kube(), self.cluster.namespace());
@@ -130,7 +130,14 @@ impl<'a> PodBuilder<'a> {
         let created = api.create(&PostParams::default(), &object).await;
         created.with_context(|| format!("creating pod {name}"))?;
         let tasks = self.cluster.tasks();
-        let pod = Pod { name, api, host: node.host().clone(), container, containers, tasks };
+        let pod = Pod {
+            name,
+            api,
+            host: node.host().clone(),
+            container,
+            containers,
+            tasks,
+        };
         pod.post_status(true).await?;
         Ok(pod)
     }
@@ -156,7 +163,10 @@ impl Pod {
     /// Returns at the beginning of that time; the end comes by itself.
     pub async fn terminate(self, grace: Duration) -> Result<()> {
         let seconds = u32::try_from(grace.as_secs().max(1)).context("a very long grace period")?;
-        let delete = DeleteParams { grace_period_seconds: Some(seconds), ..DeleteParams::default() };
+        let delete = DeleteParams {
+            grace_period_seconds: Some(seconds),
+            ..DeleteParams::default()
+        };
         let deleted = self.api.delete(&self.name, &delete).await;
         deleted.with_context(|| format!("terminating pod {}", self.name))?;
         let tasks = self.tasks.clone();
@@ -172,7 +182,11 @@ impl Pod {
     pub async fn delete_now(self) -> Result<()> {
         self.container.stop(&self.host);
         self.containers.forget(&self.container);
-        match self.api.delete(&self.name, &DeleteParams::default().grace_period(0)).await {
+        match self
+            .api
+            .delete(&self.name, &DeleteParams::default().grace_period(0))
+            .await
+        {
             Err(error) if !is_absent(&error) => {
                 Err(error).with_context(|| format!("deleting pod {}", self.name))
             }
@@ -200,7 +214,11 @@ impl Pod {
             ],
         }});
         self.api
-            .patch_status(&self.name, &PatchParams::default(), &Patch::Strategic(status))
+            .patch_status(
+                &self.name,
+                &PatchParams::default(),
+                &Patch::Strategic(status),
+            )
             .await
             .map(drop)
             .with_context(|| format!("posting the status of pod {}", self.name))
@@ -211,7 +229,9 @@ impl Containers {
     /// Starts them all, in a host that has just booted.
     pub(super) fn start(&self, host: &Host) -> Result<()> {
         let containers: Vec<_> = lock(&self.0).iter().filter_map(Weak::upgrade).collect();
-        containers.iter().try_for_each(|container| container.start(host))
+        containers
+            .iter()
+            .try_for_each(|container| container.start(host))
     }
 
     fn forget(&self, gone: &Arc<Container>) {
@@ -272,12 +292,18 @@ async fn accept(listener: TcpListener, container: Arc<Container>, end: Cancellat
 }
 
 async fn serve(stream: TcpStream, client: IpAddr, container: &Container) {
-    let answer = PodAnswer { pod: container.pod.clone(), node: container.node.clone(), client };
+    let answer = PodAnswer {
+        pod: container.pod.clone(),
+        node: container.node.clone(),
+        client,
+    };
     let body = Bytes::from(serde_json::to_vec(&answer).expect("it is plain text"));
     let service = service_fn(|_: Request<hyper::body::Incoming>| {
         let body = body.clone();
         async move { Ok::<_, Infallible>(Response::new(Full::new(body))) }
     });
     // A client that breaks off is its own business.
-    let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+    let _ = http1::Builder::new()
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
 }

@@ -34,7 +34,10 @@ pub struct Service {
 impl<'a> ServiceBuilder<'a> {
     pub(super) fn new(cluster: &'a Cluster, name: &str) -> Self {
         let object = ServiceObject {
-            metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                ..ObjectMeta::default()
+            },
             spec: Some(ServiceSpec {
                 type_: Some("LoadBalancer".to_owned()),
                 selector: Some(BTreeMap::from([("app".to_owned(), name.to_owned())])),
@@ -122,7 +125,11 @@ impl<'a> ServiceBuilder<'a> {
         let name = self.object.metadata.name.clone().unwrap_or_default();
         let created = api.create(&PostParams::default(), &self.object).await;
         created.with_context(|| format!("creating Service {name}"))?;
-        Ok(Service { name, api, events: self.cluster.events() })
+        Ok(Service {
+            name,
+            api,
+            events: self.cluster.events(),
+        })
     }
 
     fn families(self, policy: &str, families: &[&str]) -> Self {
@@ -146,7 +153,10 @@ impl Service {
 
     /// The object as it is now.
     pub async fn get(&self) -> Result<ServiceObject> {
-        self.api.get(&self.name).await.with_context(|| format!("reading Service {}", self.name))
+        self.api
+            .get(&self.name)
+            .await
+            .with_context(|| format!("reading Service {}", self.name))
     }
 
     /// Changes the object as a user would, again if somebody else wrote it meanwhile.
@@ -154,7 +164,11 @@ impl Service {
         loop {
             let mut object = self.get().await?;
             change(&mut object);
-            match self.api.replace(&self.name, &PostParams::default(), &object).await {
+            match self
+                .api
+                .replace(&self.name, &PostParams::default(), &object)
+                .await
+            {
                 Err(kube::Error::Api(status)) if status.is_conflict() => {}
                 other => return other.with_context(|| format!("editing Service {}", self.name)),
             }
@@ -175,17 +189,28 @@ impl Service {
     pub async fn status_ips(&self) -> Result<Vec<IpAddr>> {
         let object = self.api.get_opt(&self.name).await?;
         let balancer = object.and_then(|it| it.status?.load_balancer?.ingress);
-        let ips = balancer.into_iter().flatten().filter_map(|ingress| ingress.ip);
-        ips.map(|ip| ip.parse().with_context(|| format!("{ip:?} in a status"))).collect()
+        let ips = balancer
+            .into_iter()
+            .flatten()
+            .filter_map(|ingress| ingress.ip);
+        ips.map(|ip| ip.parse().with_context(|| format!("{ip:?} in a status")))
+            .collect()
     }
 
     /// Writes the status as a load balancer would that puts the addresses on a node.
     pub async fn set_status_ips(&self, addresses: &[IpAddr]) -> Result<()> {
-        let ingress: Vec<_> =
-            addresses.iter().map(|ip| json!({ "ip": ip, "ipMode": "VIP" })).collect();
+        let ingress: Vec<_> = addresses
+            .iter()
+            .map(|ip| json!({ "ip": ip, "ipMode": "VIP" }))
+            .collect();
         let patch = Patch::Merge(json!({ "status": { "loadBalancer": { "ingress": ingress } } }));
-        let patched = self.api.patch_status(&self.name, &PatchParams::default(), &patch).await;
-        patched.map(drop).with_context(|| format!("writing the status of Service {}", self.name))
+        let patched = self
+            .api
+            .patch_status(&self.name, &PatchParams::default(), &patch)
+            .await;
+        patched
+            .map(drop)
+            .with_context(|| format!("writing the status of Service {}", self.name))
     }
 
     /// What was reported about it.
