@@ -5,7 +5,7 @@
 //! cleans up when the pipe closes. All these ways are one script. If the reaper itself was killed
 //! (a machine's out-of-memory, say), the next run sweeps what it finds of dead ones.
 //!
-//! Invariants: nothing of a run is in the root namespace but processes marked with [`RUN_MARK`];
+//! Invariants: nothing of a run is in the root namespace but processes marked with `HARVESTER_LAB_RUN`;
 //! the namespaces of a run are named `<run>-<host>`, and `<run>` is `hl<pid>-<n>`.
 
 use std::{
@@ -51,7 +51,7 @@ pub(crate) struct Run {
 }
 
 impl Lab {
-    /// Makes an empty lab. `name` says what it is for, in the run's directory and in messages.
+    /// Makes an empty lab. `name` says what it is for, in messages.
     pub fn new(name: &str) -> Result<Self> {
         if let Some(reason) = iproute::unavailable() {
             bail!("no lab {name:?} on this machine: {reason}");
@@ -60,16 +60,15 @@ impl Lab {
         let prefix = format!("hl{}-{number}", std::process::id());
         let directory = sweep::claim(number)?;
         // From here on something has to be cleaned up, so the reaper is first.
-        let reaper = start_reaper(&prefix, &directory)?;
-        fs::write(directory.join("name"), name)?;
-        let switch = Namespace::create(format!("{prefix}-switch"));
-        let switch = switch.and_then(|switch| {
-            // The switch forwards frames and is no station: it must not answer or solicit.
-            switch.sysctl("net.ipv6.conf.all.disable_ipv6", "1")?;
-            switch.sysctl("net.ipv6.conf.default.disable_ipv6", "1")?;
-            Ok(switch)
-        });
-        let switch = switch.with_context(|| format!("lab {name:?}"))?;
+        let mut reaper = start_reaper(&prefix, &directory)?;
+        let switch = match make_switch(&prefix) {
+            Ok(switch) => switch,
+            Err(error) => {
+                drop(reaper.stdin.take());
+                reaper.wait()?;
+                return Err(error.context(format!("lab {name:?}")));
+            }
+        };
         let run = Run {
             prefix,
             directory,
@@ -202,6 +201,15 @@ impl Run {
 /// A panic elsewhere while a lock was held leaves lists of the lab usable, and clean-up needs them.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes the namespace of the bridges.
+fn make_switch(prefix: &str) -> Result<Namespace> {
+    let switch = Namespace::create(format!("{prefix}-switch"))?;
+    // The switch forwards frames and is no station: it must not answer or solicit.
+    switch.sysctl("net.ipv6.conf.all.disable_ipv6", "1")?;
+    switch.sysctl("net.ipv6.conf.default.disable_ipv6", "1")?;
+    Ok(switch)
 }
 
 fn start_reaper(prefix: &str, directory: &Path) -> Result<Child> {
