@@ -9,7 +9,6 @@
 //! the namespaces of a run are named `<run>-<host>`, and `<run>` is `hl<pid>-<n>`.
 
 use std::{
-    fs,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
