@@ -29,11 +29,6 @@ impl Claim {
             Err(error) => Err(error).with_context(|| format!("claiming {name}")),
         }
     }
-
-    /// Whether somebody holds the name, this process included.
-    pub(crate) fn is_held(name: &str) -> Result<bool> {
-        Ok(Self::take(name)?.is_none())
-    }
 }
 
 #[cfg(test)]
@@ -46,8 +41,7 @@ mod tests {
         let claim = Claim::take(&name).unwrap();
         assert!(claim.is_some());
         assert!(Claim::take(&name).unwrap().is_none());
-        assert!(Claim::is_held(&name).unwrap());
         drop(claim);
-        assert!(!Claim::is_held(&name).unwrap());
+        assert!(Claim::take(&name).unwrap().is_some());
     }
 }

@@ -52,7 +52,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            node_monitor_grace: Duration::from_secs(4),
+            node_monitor_grace: Duration::from_secs(6),
         }
     }
 }

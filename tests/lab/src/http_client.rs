@@ -32,7 +32,7 @@ pub(crate) async fn exchange(stream: TcpStream, to: SocketAddr, path: &str) -> R
         .header(header::HOST, to.to_string())
         .header(header::CONNECTION, "close")
         .body(Empty::<Bytes>::new())?;
-    let answer = async {
+    let answer = async move {
         let response = sender.send_request(request).await?;
         let status = response.status();
         let body = response.into_body().collect().await?.to_bytes();

@@ -27,7 +27,6 @@ use crate::{
     wait::poll_until,
 };
 
-const KEEPER: &str = "keeper";
 const START_BOUND: Duration = Duration::from_secs(120);
 const STOP_BOUND: Duration = Duration::from_secs(60);
 
@@ -70,7 +69,7 @@ pub async fn up(wanted: &Wanted) -> Result<Standing> {
     if let Some(reason) = iproute::unavailable() {
         bail!("no lab on this machine: {reason}");
     }
-    let files = Files::open()?;
+    let files = Files::new();
     if let Some(standing) = files.standing()? {
         bail!(
             "a cluster stands already (keeper {}): `lab status`, `lab down`",
@@ -79,10 +78,7 @@ pub async fn up(wanted: &Wanted) -> Result<Standing> {
     }
     // Here and not by the keeper, so that the user sees what takes so long the first time.
     Tools::ready().await?;
-    // A keeper that was killed left its description; it is not that of the one that starts now.
-    if files.state.exists() {
-        fs::remove_file(&files.state).context("removing an old description")?;
-    }
+    files.prepare()?;
     let log = File::create(&files.log).context("creating the keeper's log")?;
     let mut command = Command::new(std::env::current_exe().context("finding this program")?);
     command.arg("keep").arg(format!("--nodes={}", wanted.nodes));
@@ -117,8 +113,8 @@ pub async fn up(wanted: &Wanted) -> Result<Standing> {
 
 /// Holds a cluster until SIGTERM or SIGINT.
 pub async fn keep(wanted: Wanted) -> Result<()> {
-    let files = Files::open()?;
-    let _claim = Claim::take(KEEPER)?.context("another keeper is at work")?;
+    let files = Files::new();
+    let _claim = files.claim()?.context("another keeper is at work")?;
     // Registered before there is anything to lose. A terminal that closes is no reason to end.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -159,13 +155,13 @@ pub async fn keep(wanted: Wanted) -> Result<()> {
 
 /// Ends the standing cluster; returns when all of it is gone.
 pub async fn down() -> Result<()> {
-    let files = Files::open()?;
+    let files = Files::new();
     let Some(standing) = files.standing()? else {
         bail!("no cluster stands")
     };
     syscall::signal(standing.keeper, libc::SIGTERM).context("telling the keeper")?;
     poll_until(STOP_BOUND, "end of the keeper", async || {
-        Ok((!Claim::is_held(KEEPER)?).then_some(()))
+        Ok((!files.is_kept()?).then_some(()))
     })
     .await?;
     let said = fs::read_to_string(&files.log).unwrap_or_default();
@@ -175,7 +171,7 @@ pub async fn down() -> Result<()> {
 
 /// The standing cluster, if there is one, and which of its nodes are Ready.
 pub async fn status() -> Result<Option<(Standing, Vec<(String, bool)>)>> {
-    let Some(standing) = Files::open()?.standing()? else {
+    let Some(standing) = Files::new().standing()? else {
         return Ok(None);
     };
     pki::install_provider();
@@ -196,20 +192,38 @@ struct Files {
 }
 
 impl Files {
-    fn open() -> Result<Self> {
+    fn new() -> Self {
         let folder = std::env::temp_dir().join("harvester-lab-standing");
-        // The way to an administrator's token: for nobody else's eyes.
+        let (state, log) = (folder.join("cluster.json"), folder.join("keeper.log"));
+        Self { folder, state, log }
+    }
+
+    /// Makes the folder; for nobody else's eyes, as it says where the administrator's token is.
+    fn prepare(&self) -> Result<()> {
         let made = fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(&folder);
-        made.with_context(|| format!("creating {}", folder.display()))?;
-        let (state, log) = (folder.join("cluster.json"), folder.join("keeper.log"));
-        Ok(Self { folder, state, log })
+            .create(&self.folder);
+        made.with_context(|| format!("creating {}", self.folder.display()))?;
+        // A keeper that was killed left its description; it is not that of the one that comes.
+        if self.state.exists() {
+            fs::remove_file(&self.state).context("removing an old description")?;
+        }
+        Ok(())
+    }
+
+    /// A keeper of other files, with another folder for what is temporary, is another matter.
+    fn claim(&self) -> Result<Option<Claim>> {
+        Claim::take(&format!("keeper/{}", self.folder.display()))
+    }
+
+    fn is_kept(&self) -> Result<bool> {
+        Ok(self.claim()?.is_none())
     }
 
     fn standing(&self) -> Result<Option<Standing>> {
-        if !Claim::is_held(KEEPER)? || !self.state.exists() {
+        // In this order: to ask is to claim for a moment, which a keeper that starts must not meet.
+        if !self.state.exists() || !self.is_kept()? {
             return Ok(None);
         }
         let text = fs::read(&self.state).context("reading the keeper's description")?;

@@ -457,7 +457,11 @@ async fn a_proxy_adds_little_to_a_request() -> Result<()> {
     };
     let direct = median(Api::all(cluster.kube())).await;
     let through = median(Api::all(proxy.client()?)).await;
-    println!("median of a request: direct {direct:?}, through a proxy {through:?}");
+    proxy.fail(Failure::status(StatusCode::SERVICE_UNAVAILABLE));
+    let alone = median(Api::all(proxy.client()?)).await;
+    println!(
+        "median of a request: direct {direct:?}, through a proxy {through:?}, to it {alone:?}"
+    );
     assert!(
         through < direct + Duration::from_millis(10),
         "{direct:?} {through:?}"

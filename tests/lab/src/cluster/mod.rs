@@ -5,6 +5,7 @@
 //! `c7-system`. [`Cluster::stop`] takes all of it back.
 
 mod addressing;
+mod builder;
 mod events;
 mod kube_proxy;
 mod kubelet;
@@ -14,26 +15,22 @@ mod pods;
 mod services;
 
 use std::{
+    collections::BTreeMap,
     fmt,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
-    path::Path,
+    net::{Ipv4Addr, Ipv6Addr, TcpListener},
     sync::Arc,
 };
 
 use anyhow::{Context, Result, anyhow};
 use futures_util::future::{join_all, try_join_all};
-use k8s_openapi::{
-    Resource,
-    api::{
-        coordination::v1::Lease,
-        core::v1::{Namespace, Node as NodeObject, Pod as PodObject},
-    },
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    core::v1::{Namespace, Node as NodeObject, Pod as PodObject},
 };
 use kube::{
     Api, Client,
-    api::{DeleteParams, ListParams, PostParams},
+    api::{DeleteParams, ListParams},
 };
-use tokio::sync::watch;
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
     task::TaskTracker,
@@ -41,32 +38,21 @@ use tokio_util::{
 
 pub use self::{
     addressing::Addressing,
+    builder::ClusterBuilder,
     events::Incident,
     node::{Node, SpeakerSetup},
     pods::{Pod, PodAnswer, PodBuilder},
     services::{Service, ServiceBuilder},
 };
-use self::{
-    addressing::on_link, events::Events, kube_proxy::KubeProxy, kubelet::Identity, number::Number,
-};
+use self::{events::Events, kubelet::Identity, number::Number};
 use crate::{
     access::{self, Tokens, is_absent},
-    api_proxy::ApiProxy,
-    control_plane::{ControlPlane, Settings},
+    api_proxy::{ApiProxy, Counts},
+    control_plane::ControlPlane,
     host::Host,
-    kubeconfig::Access,
     network::Network,
     run::Lab,
 };
-
-/// A cluster that is being described.
-#[derive(Debug, Clone)]
-pub struct ClusterBuilder {
-    name: String,
-    nodes: u8,
-    kube_proxy: bool,
-    own_control_plane: Option<Settings>,
-}
 
 /// A running cluster.
 pub struct Cluster {
@@ -87,174 +73,6 @@ pub struct Cluster {
     _number: Number,
 }
 
-impl ClusterBuilder {
-    /// So many nodes, instead of three.
-    #[must_use]
-    pub fn nodes(mut self, nodes: u8) -> Self {
-        self.nodes = nodes;
-        self
-    }
-
-    /// With a kube-proxy on each node, or without one.
-    #[must_use]
-    pub fn kube_proxy(mut self, wanted: bool) -> Self {
-        self.kube_proxy = wanted;
-        self
-    }
-
-    /// With a control plane of its own, which the scenario may stop.
-    #[must_use]
-    pub fn own_control_plane(mut self, settings: Settings) -> Self {
-        self.own_control_plane = Some(settings);
-        self
-    }
-
-    /// Starts it; nodes are Ready and kube-proxy has written its rules when this returns.
-    pub async fn start(self) -> Result<Cluster> {
-        let control_plane = match self.own_control_plane {
-            Some(settings) => Arc::new(ControlPlane::start(settings).await?),
-            None => ControlPlane::shared().await?,
-        };
-        let number = Number::take()?;
-        let addressing = Addressing::new(number.value);
-        let name = format!("c{}", number.value);
-        let release = format!("{name}-system");
-        let lab = Lab::new(&self.name)?;
-        let network = lab.network("nodes")?;
-        let router = station(&lab, &network, "router", addressing.router())?;
-        router.forwarding()?;
-        let client_host = station(&lab, &network, "client", addressing.client())?;
-        default_route(&client_host, addressing)?;
-
-        let kube = control_plane.admin().await?;
-        create_namespace(&kube, &name).await?;
-        create_namespace(&kube, &release).await?;
-        let tokens = access::accounts(&kube, &name, &release).await?;
-        let foundation = Foundation {
-            lab: &lab,
-            network: &network,
-            control_plane: &control_plane,
-            kube: &kube,
-            tokens: &tokens,
-            addressing,
-            name: &name,
-            release: &release,
-        };
-        let nodes: Vec<Node> = (0..self.nodes)
-            .map(|index| foundation.node(index, self.nodes, self.kube_proxy))
-            .collect::<Result<_>>()?;
-
-        let end = CancellationToken::new();
-        let tasks = TaskTracker::new();
-        let cluster = Cluster {
-            end: end.clone().drop_guard(),
-            tasks,
-            nodes,
-            client_host,
-            router,
-            network,
-            lab,
-            name,
-            release,
-            addressing,
-            kube,
-            tokens,
-            control_plane,
-            _number: number,
-        };
-        cluster.come_up(end).await?;
-        Ok(cluster)
-    }
-}
-
-/// What the nodes of a cluster are made from.
-struct Foundation<'a> {
-    lab: &'a Lab,
-    network: &'a Network,
-    control_plane: &'a ControlPlane,
-    kube: &'a Client,
-    tokens: &'a Tokens,
-    addressing: Addressing,
-    name: &'a str,
-    release: &'a str,
-}
-
-impl Foundation<'_> {
-    fn node(&self, index: u8, nodes: u8, kube_proxy: bool) -> Result<Node> {
-        let name = format!("{}-node{index}", self.name);
-        let host = station(
-            self.lab,
-            self.network,
-            &format!("node{index}"),
-            self.addressing.node(index),
-        )?;
-        host.forwarding()?;
-        default_route(&host, self.addressing)?;
-        for other in (0..nodes).filter(|other| *other != index) {
-            let (v4, v6) = self.addressing.node(other);
-            let [pods_v4, pods_v6] = self.addressing.pod_networks(other);
-            host.route(&pods_v4, v4.into())?;
-            host.route(&pods_v6, v6.into())?;
-        }
-        let folder = self.lab.directory();
-        let api = self.proxy(&name, &host, node::SPEAKER_API, &self.tokens.speaker)?;
-        let kubeconfig = folder.join(format!("{name}.kubeconfig"));
-        self.write_kubeconfig(&api, &kubeconfig)?;
-        let kube_proxy = if kube_proxy {
-            let client = format!("{name}-kube-proxy");
-            let api = self.proxy(
-                &client,
-                &host,
-                node::KUBE_PROXY_API,
-                &self.tokens.kube_proxy,
-            )?;
-            let program = &self.control_plane.tools().kube_proxy;
-            Some(KubeProxy::new(
-                api,
-                program,
-                folder,
-                &name,
-                self.addressing,
-            )?)
-        } else {
-            None
-        };
-        Ok(Node {
-            index,
-            name,
-            host,
-            addressing: self.addressing,
-            client: self.kube.clone(),
-            namespaces: (self.release.to_owned(), self.name.to_owned()),
-            api,
-            kubeconfig,
-            kube_proxy,
-            kube_proxy_process: std::sync::Mutex::default(),
-            living: watch::Sender::new(true),
-            containers: Arc::default(),
-            pods: 0.into(),
-        })
-    }
-
-    fn proxy(&self, name: &str, host: &Host, at: SocketAddr, token: &str) -> Result<ApiProxy> {
-        ApiProxy::start(
-            name,
-            host.tcp_listener(at)?,
-            &self.control_plane.upstream(token),
-        )
-    }
-
-    fn write_kubeconfig(&self, api: &ApiProxy, file: &Path) -> Result<()> {
-        let access = Access {
-            server: api.url(),
-            ca_pem: None,
-            token: self.tokens.speaker.clone(),
-            namespace: self.release.to_owned(),
-        };
-        access.write(file)
-    }
-}
-
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cluster")
@@ -271,12 +89,7 @@ impl Cluster {
 
     /// Describes a cluster; `name` says in logs and folders what it is for.
     pub fn builder(name: &str) -> ClusterBuilder {
-        ClusterBuilder {
-            name: name.to_owned(),
-            nodes: 3,
-            kube_proxy: true,
-            own_control_plane: None,
-        }
+        ClusterBuilder::new(name)
     }
 
     /// The node with this number, from 0.
@@ -360,6 +173,14 @@ impl Cluster {
             listener,
             &self.control_plane.upstream(&self.tokens.speaker),
         )
+    }
+
+    /// The requests so far of each client on a node, by the name of its proxy.
+    pub fn requests(&self) -> BTreeMap<String, Counts> {
+        let proxies = self.nodes.iter().flat_map(Node::apis);
+        proxies
+            .map(|proxy| (proxy.name().to_owned(), proxy.counts()))
+            .collect()
     }
 
     /// The Lease, if it exists.
@@ -458,36 +279,6 @@ pub(crate) async fn readiness(kube: &Client) -> Result<Vec<(String, bool)>> {
         (node.metadata.name.unwrap_or_default(), ready)
     };
     Ok(nodes.items.into_iter().map(entry).collect())
-}
-
-/// A host with one link, `eth0`, on the network.
-fn station(
-    lab: &Lab,
-    network: &Network,
-    name: &str,
-    addresses: (Ipv4Addr, Ipv6Addr),
-) -> Result<Host> {
-    let host = lab.host(name)?;
-    let [v4, v6] = on_link(addresses);
-    host.connect(network, "eth0", &[&v4, &v6])?;
-    Ok(host)
-}
-
-fn default_route(host: &Host, addressing: Addressing) -> Result<()> {
-    let (v4, v6) = addressing.router();
-    host.route("default", v4.into())?;
-    host.route("default", v6.into())
-}
-
-async fn create_namespace(kube: &Client, name: &str) -> Result<()> {
-    let mut namespace = Namespace::default();
-    namespace.metadata.name = Some(name.to_owned());
-    let created = Api::all(kube.clone())
-        .create(&PostParams::default(), &namespace)
-        .await;
-    created
-        .map(drop)
-        .with_context(|| format!("creating {} {name}", Namespace::KIND))
 }
 
 async fn delete_namespace(kube: &Client, name: &str) -> Result<()> {

@@ -77,6 +77,8 @@ impl Node {
         &self.name
     }
 
+    /// The machine. Switch it by the node's own [`Self::power_off`] and [`Self::pause`], which also see
+    /// to its ways to the API server.
     pub fn host(&self) -> &Host {
         &self.host
     }
@@ -263,7 +265,7 @@ impl Node {
         }
     }
 
-    fn apis(&self) -> impl Iterator<Item = &ApiProxy> {
+    pub(super) fn apis(&self) -> impl Iterator<Item = &ApiProxy> {
         std::iter::once(&self.api).chain(self.kube_proxy_api())
     }
 
