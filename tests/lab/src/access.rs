@@ -1,0 +1,202 @@
+//! Who may do what at the lab's API server.
+//!
+//! The administrator has a token from a file; everybody else is a service account with a token from the
+//! API, as in life. A speaker may do exactly what the chart will grant it, so that a missing right shows
+//! in the first scenario that needs it.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::{
+    authentication::v1::TokenRequest,
+    core::v1::ServiceAccount,
+    rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject},
+};
+use kube::{
+    Api, Client, Resource,
+    api::{DeleteParams, ObjectMeta, PostParams},
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::clock;
+
+const SPEAKER: &str = "lab:speaker";
+const KUBE_PROXY: &str = "system:node-proxier";
+const TOKEN_SECONDS: i64 = 24 * 60 * 60;
+
+/// Tokens of a cluster's service accounts.
+#[derive(Debug, Clone)]
+pub(crate) struct Tokens {
+    pub(crate) speaker: String,
+    pub(crate) kube_proxy: String,
+}
+
+/// Writes the token file of the API server; returns the administrator's token.
+pub(crate) fn write_tokens(file: &Path) -> Result<String> {
+    // Loopback is the machine's, so another user of it must not guess.
+    let word = || clock::random_fraction().to_bits();
+    let token = format!("lab-{:016x}{:016x}", word(), word());
+    let line = format!("{token},lab-admin,lab-admin,\"system:masters\"\n");
+    fs::write(file, line).with_context(|| format!("writing {}", file.display()))?;
+    Ok(token)
+}
+
+/// What is the same for all clusters of a control plane.
+pub(crate) async fn grant(client: &Client) -> Result<()> {
+    let role = ClusterRole {
+        metadata: named(SPEAKER),
+        rules: Some(speaker_rules()),
+        ..ClusterRole::default()
+    };
+    create(&Api::all(client.clone()), role).await
+}
+
+/// The accounts of one cluster in its release namespace, their rights and their tokens.
+pub(crate) async fn accounts(client: &Client, cluster: &str, namespace: &str) -> Result<Tokens> {
+    let secrets = Role {
+        metadata: named(SPEAKER),
+        rules: Some(vec![rule(
+            "",
+            &["secrets"],
+            &["get", "list", "watch", "create", "update"],
+        )]),
+    };
+    let may_use_secrets = RoleBinding {
+        metadata: named(SPEAKER),
+        role_ref: role_ref("Role", SPEAKER),
+        subjects: Some(vec![account("speaker", namespace)]),
+    };
+    create(&Api::namespaced(client.clone(), namespace), secrets).await?;
+    create(&Api::namespaced(client.clone(), namespace), may_use_secrets).await?;
+    Ok(Tokens {
+        speaker: bound_account(client, cluster, namespace, "speaker", SPEAKER).await?,
+        kube_proxy: bound_account(client, cluster, namespace, "kube-proxy", KUBE_PROXY).await?,
+    })
+}
+
+/// Takes back the bindings of a cluster, which are in no namespace.
+pub(crate) async fn withdraw(client: &Client, cluster: &str) -> Result<()> {
+    let bindings = Api::<ClusterRoleBinding>::all(client.clone());
+    for name in ["speaker", "kube-proxy"] {
+        let binding = binding_name(cluster, name);
+        match bindings.delete(&binding, &DeleteParams::default()).await {
+            Err(error) if !is_absent(&error) => {
+                return Err(error).with_context(|| format!("deleting {binding}"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Whether the API server says that an object does not exist.
+pub(crate) fn is_absent(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.is_not_found())
+}
+
+async fn bound_account(
+    client: &Client,
+    cluster: &str,
+    namespace: &str,
+    name: &str,
+    role: &str,
+) -> Result<String> {
+    let accounts = Api::<ServiceAccount>::namespaced(client.clone(), namespace);
+    create(
+        &accounts,
+        ServiceAccount {
+            metadata: named(name),
+            ..ServiceAccount::default()
+        },
+    )
+    .await?;
+    let binding = ClusterRoleBinding {
+        metadata: named(&binding_name(cluster, name)),
+        role_ref: role_ref("ClusterRole", role),
+        subjects: Some(vec![account(name, namespace)]),
+    };
+    create(&Api::all(client.clone()), binding).await?;
+    let mut request = TokenRequest::default();
+    request.spec.expiration_seconds = Some(TOKEN_SECONDS);
+    let answer = accounts
+        .create_token_request(name, &PostParams::default(), &request)
+        .await;
+    let answer = answer.with_context(|| format!("asking for a token of {name}"))?;
+    Ok(answer.status.context("the answer has no token")?.token)
+}
+
+async fn create<K>(api: &Api<K>, object: K) -> Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
+{
+    let what = || {
+        format!(
+            "creating {} {}",
+            K::kind(&()),
+            object.meta().name.as_deref().unwrap_or("")
+        )
+    };
+    api.create(&PostParams::default(), &object)
+        .await
+        .map(drop)
+        .with_context(what)
+}
+
+fn speaker_rules() -> Vec<PolicyRule> {
+    vec![
+        rule("", &["services"], &["get", "list", "watch", "patch"]),
+        rule("", &["services/status"], &["patch", "update"]),
+        rule("", &["nodes"], &["get", "list", "watch"]),
+        rule("discovery.k8s.io", &["endpointslices"], &["list", "watch"]),
+        rule(
+            "coordination.k8s.io",
+            &["leases"],
+            &["get", "list", "watch", "create", "update", "delete"],
+        ),
+        rule("", &["events"], &["create", "patch"]),
+        rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
+        rule(
+            "authorization.k8s.io",
+            &["subjectaccessreviews"],
+            &["create"],
+        ),
+    ]
+}
+
+fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
+    let owned = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
+    PolicyRule {
+        api_groups: Some(vec![group.to_owned()]),
+        resources: Some(owned(resources)),
+        verbs: owned(verbs),
+        ..PolicyRule::default()
+    }
+}
+
+fn named(name: &str) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        ..ObjectMeta::default()
+    }
+}
+
+fn binding_name(cluster: &str, account: &str) -> String {
+    format!("lab:{cluster}:{account}")
+}
+
+fn role_ref(kind: &str, name: &str) -> RoleRef {
+    RoleRef {
+        api_group: "rbac.authorization.k8s.io".to_owned(),
+        kind: kind.to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+fn account(name: &str, namespace: &str) -> Subject {
+    Subject {
+        kind: "ServiceAccount".to_owned(),
+        name: name.to_owned(),
+        namespace: Some(namespace.to_owned()),
+        ..Subject::default()
+    }
+}
