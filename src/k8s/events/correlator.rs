@@ -22,9 +22,9 @@ use super::{Event, Kind, MESSAGE_LIMIT, ObjectRef};
 
 const MOST_ENTRIES: usize = 4096;
 const MOST_DIFFERENT: usize = 10;
-const SIMILARITY_WINDOW: Duration = Duration::from_mins(10);
+const SIMILARITY_WINDOW: Duration = Duration::from_secs(10 * 60);
 const BURST: f64 = 25.0;
-const REFILL_PERIOD: Duration = Duration::from_mins(5);
+const REFILL_PERIOD: Duration = Duration::from_secs(5 * 60);
 const COMBINED: &str = "(combined from similar events): ";
 /// Longest name of an object, and of the time in hexadecimal with its dot.
 const NAME_LIMIT: usize = 253;
@@ -206,15 +206,22 @@ fn shown(message: &str, combined: bool) -> String {
     } else {
         message.to_owned()
     };
-    let end = shown.floor_char_boundary(MESSAGE_LIMIT);
-    shown.truncate(end);
+    shown.truncate(cut(&shown, MESSAGE_LIMIT));
     shown
+}
+
+/// The last character boundary up to `limit`.
+fn cut(text: &str, limit: usize) -> usize {
+    (0..=limit.min(text.len()))
+        .rev()
+        .find(|end| text.is_char_boundary(*end))
+        .unwrap_or_default()
 }
 
 /// The object's name and the time in hexadecimal nanoseconds.
 fn name(regarding: &ObjectRef, wall: Timestamp) -> String {
-    let end = regarding.name.floor_char_boundary(NAME_LIMIT - TIME_LENGTH);
-    let stem = regarding.name.get(..end).unwrap_or_default();
+    let mut stem = regarding.name.clone();
+    stem.truncate(cut(&stem, NAME_LIMIT - TIME_LENGTH));
     let stem = stem.trim_end_matches(['-', '.']);
     format!("{stem}.{:x}", wall.as_nanosecond())
 }
