@@ -137,16 +137,16 @@ pub async fn run_scoped(
 ) {
     let (delta_sender, mut deltas) = mpsc::channel(DELTAS);
     let (status_sender, mut status) = watch::channel(InformerStatus::new(clock::now()));
-    let api = scope.api(client.clone());
-    let watch = informer::run(
-        api,
+    // A task of its own, so that neither a busy loop nor the parsing of lists delays the other.
+    let mut watch = JoinSet::new();
+    watch.spawn(informer::run(
+        scope.api(client.clone()),
         scope.selection(),
         |_: &mut Lease| {},
         delta_sender,
         |delta| delta,
         status_sender,
-    );
-    let mut watch = std::pin::pin!(watch);
+    ));
     let mut driver = Driver::new(client, identity.into(), timings);
     while !driver.is_finished(clock::now()) {
         let next = driver.next_deadline();
@@ -177,7 +177,10 @@ pub async fn run_scoped(
                 Some(command) => Input::Command(command),
                 None => Input::Stop,
             },
-            () = &mut watch => Input::Stop,
+            Some(end) = watch.join_next() => {
+                error!(?end, "the watch over Leases has ended");
+                Input::Stop
+            }
         };
         driver.handle(input, clock::now());
     }

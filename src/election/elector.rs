@@ -27,8 +27,7 @@
 //! * The renew deadline runs from the last success, not from one retry period after it.
 //! * A Lease that vanishes under a live foreign holder stays taken until that holder's time is
 //!   over; its holder recreates it at once. client-go's followers take it, beside the holder.
-//! * A holder field that somebody emptied under us is taken back at once.
-//! * A missing `leaseDurationSeconds` counts as ours, not as zero.
+//! * A holder field emptied under us is taken back at once; a missing duration counts as ours.
 //! * A loss is not the end of the process; the elector follows again.
 
 mod plan;
@@ -40,6 +39,8 @@ use std::{
 };
 
 use k8s_openapi::{api::coordination::v1::Lease, jiff::Timestamp};
+
+use plan::Purpose;
 
 use super::{
     Acquisition, Holder, Loss, Timings,
@@ -115,14 +116,6 @@ struct Pending {
     purpose: Purpose,
     /// What a write is conditional on.
     base: Option<Arc<Lease>>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Purpose {
-    Read,
-    Hold(Acquisition),
-    Release,
-    Delete,
 }
 
 /// The machine. Contract as all machines of this program: see the module's documentation.

@@ -7,8 +7,17 @@ use std::{
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::{Call, Elector, Purpose, Role};
+use super::{Call, Elector, Role};
 use crate::election::{Acquisition, record::LeaseRecord};
+
+/// What a call is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Read,
+    Hold(Acquisition),
+    Release,
+    Delete,
+}
 
 /// A call and when it is due.
 type Planned = (Instant, Purpose);
