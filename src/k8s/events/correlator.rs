@@ -4,9 +4,8 @@
 //! 1. Events that differ only in their message: from the eleventh different message within ten
 //!    minutes on they are folded into one, marked as combined.
 //! 2. An identical event counts up the object of the earlier one.
-//! 3. A bucket of 25 for each object and type, refilled by one each five minutes; what exceeds it
-//!    is dropped. client-go's bucket ignores the type; ours keeps it, so that many Normal events
-//!    cannot silence a Warning.
+//! 3. A bucket of 25 for each object and type, refilled by one each five minutes, so that many
+//!    Normal events cannot silence a Warning; what exceeds it is dropped.
 //!
 //! State is bounded: the entry not used for the longest time makes room.
 
