@@ -11,6 +11,8 @@
 //!   does; there is then no [`Notice::Seen`] for other Leases.
 //! * A pause that the monotonic clock does not show is noticed by wall time running ahead of it.
 
+mod call;
+
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     sync::Arc,
@@ -28,15 +30,14 @@ use tracing::{debug, error, info, warn};
 
 use super::{
     Command, LeaseKey, Notice, Timings,
-    elector::{Call, Elector, Event, Outcome, RELEASE_BUDGET},
+    elector::{Elector, Event, RELEASE_BUDGET},
 };
-use crate::{
-    k8s::{self, Class, lease},
-    runtime::{
-        clock,
-        informer::{self, Delta, InformerStatus, Selection},
-    },
+use crate::runtime::{
+    clock,
+    informer::{self, Delta, InformerStatus, Selection},
 };
+
+use call::{Done, perform};
 
 /// API calls in flight.
 const CALLS: usize = 64;
@@ -136,16 +137,16 @@ pub async fn run_scoped(
 ) {
     let (delta_sender, mut deltas) = mpsc::channel(DELTAS);
     let (status_sender, mut status) = watch::channel(InformerStatus::new(clock::now()));
-    let api = scope.api(client.clone());
-    let watch = informer::run(
-        api,
+    // A task of its own, so that neither a busy loop nor the parsing of lists delays the other.
+    let mut watch = JoinSet::new();
+    watch.spawn(informer::run(
+        scope.api(client.clone()),
         scope.selection(),
         |_: &mut Lease| {},
         delta_sender,
         |delta| delta,
         status_sender,
-    );
-    let mut watch = std::pin::pin!(watch);
+    ));
     let mut driver = Driver::new(client, identity.into(), timings);
     while !driver.is_finished(clock::now()) {
         let next = driver.next_deadline();
@@ -176,7 +177,10 @@ pub async fn run_scoped(
                 Some(command) => Input::Command(command),
                 None => Input::Stop,
             },
-            () = &mut watch => Input::Stop,
+            Some(end) = watch.join_next() => {
+                error!(?end, "the watch over Leases has ended");
+                Input::Stop
+            }
         };
         driver.handle(input, clock::now());
     }
@@ -230,14 +234,6 @@ struct Driver {
     stop_by: Option<Instant>,
 }
 
-/// What a call's task brings back.
-struct Done {
-    key: LeaseKey,
-    outcome: Outcome,
-    /// Why the server refused it, if it did: somebody has to change something.
-    refusal: Option<k8s::Error>,
-}
-
 impl Driver {
     fn new(client: Client, identity: Arc<str>, timings: Timings) -> Self {
         Self {
@@ -264,7 +260,7 @@ impl Driver {
             Input::Time => {}
             Input::Command(Command::Contend { lease, hesitation }) => {
                 self.touch(lease, now, |elector| {
-                    elector.handle_contend(hesitation, now)
+                    elector.handle_contend(hesitation, now);
                 });
             }
             Input::Command(Command::Retire { lease, delete }) => {
@@ -488,59 +484,6 @@ fn notice(key: &LeaseKey, event: Event) -> Notice {
             debug!(%lease, ?holder, "lease seen");
             Notice::Seen { lease, holder }
         }
-    }
-}
-
-async fn perform(client: Client, key: LeaseKey, call: Call, deadline: Duration) -> Done {
-    let (verb, result) = match &call {
-        Call::Get => ("get", lease::get(&client, &key, deadline).await.map(Some)),
-        Call::Create { record } => {
-            let created = lease::create(&client, &key, record, deadline).await;
-            ("create", created.map(Some))
-        }
-        Call::Replace { base, record } => {
-            let replaced = lease::replace(&client, &key, base, record, deadline).await;
-            ("replace", replaced.map(Some))
-        }
-        Call::Delete { base } => {
-            let deleted = lease::delete(&client, &key, base, deadline).await;
-            ("delete", deleted.map(|()| None))
-        }
-    };
-    let error = match result {
-        Ok(lease) => {
-            let outcome = lease.map_or(Outcome::Gone, |mut lease| {
-                lease.metadata.managed_fields = None;
-                Outcome::Object(Arc::new(lease))
-            });
-            return Done {
-                key,
-                outcome,
-                refusal: None,
-            };
-        }
-        Err(error) => error,
-    };
-    debug!(lease = %key, verb, %error, "election call failed");
-    let outcome = failure(&error, matches!(call, Call::Create { .. }));
-    let refused = matches!(
-        error.class(),
-        Class::Unauthorized | Class::Forbidden | Class::Invalid | Class::Other
-    );
-    Done {
-        key,
-        outcome,
-        refusal: refused.then_some(error),
-    }
-}
-
-fn failure(error: &k8s::Error, creating: bool) -> Outcome {
-    match error.class() {
-        // Of a creation: the namespace does not exist.
-        Class::NotFound if !creating => Outcome::Gone,
-        Class::Conflict | Class::AlreadyExists => Outcome::Conflict,
-        Class::Retry { after } => Outcome::Failed { after },
-        _ => Outcome::Failed { after: None },
     }
 }
 

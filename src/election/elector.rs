@@ -27,9 +27,10 @@
 //! * The renew deadline runs from the last success, not from one retry period after it.
 //! * A Lease that vanishes under a live foreign holder stays taken until that holder's time is
 //!   over; its holder recreates it at once. client-go's followers take it, beside the holder.
-//! * A holder field that somebody emptied under us is taken back at once.
-//! * A missing `leaseDurationSeconds` counts as ours, not as zero.
+//! * A holder field emptied under us is taken back at once; a missing duration counts as ours.
 //! * A loss is not the end of the process; the elector follows again.
+
+mod plan;
 
 use std::{
     collections::VecDeque,
@@ -38,6 +39,8 @@ use std::{
 };
 
 use k8s_openapi::{api::coordination::v1::Lease, jiff::Timestamp};
+
+use plan::Purpose;
 
 use super::{
     Acquisition, Holder, Loss, Timings,
@@ -115,14 +118,6 @@ struct Pending {
     base: Option<Arc<Lease>>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Purpose {
-    Read,
-    Hold(Acquisition),
-    Release,
-    Delete,
-}
-
 /// The machine. Contract as all machines of this program: see the module's documentation.
 #[derive(Debug)]
 pub struct Elector {
@@ -139,6 +134,11 @@ pub struct Elector {
     outdated: bool,
     next_write: Instant,
     next_read: Instant,
+    /// What was last told, if anything: nobody, or who.
+    #[expect(
+        clippy::option_option,
+        reason = "untold, nobody and somebody are three things"
+    )]
     told: Option<Option<Holder>>,
     events: VecDeque<Event>,
 }
@@ -325,7 +325,7 @@ impl Elector {
     pub fn next_change(&self) -> Option<Instant> {
         let own = match self.role {
             Role::Releasing { until, .. } => Some(until),
-            Role::Idle => self.view.remembered(),
+            Role::Idle => self.view.remembered().filter(|_| self.pending.is_none()),
             Role::Following { .. } | Role::Leading { .. } => self.held_until(),
         };
         let told_live = matches!(&self.told, Some(Some(holder)) if holder.live);
@@ -348,80 +348,6 @@ impl Elector {
         self.role = Role::Following { hesitation };
         self.next_write = now;
         self.next_read = now;
-    }
-
-    /// Which call is next, and when.
-    fn plan(&self) -> Option<(Instant, Purpose)> {
-        if self.pending.is_some() {
-            return None;
-        }
-        match self.role {
-            Role::Idle => None,
-            Role::Leading { .. } => Some(self.plan_renewal()),
-            Role::Following { hesitation } => self.plan_take(hesitation),
-            Role::Releasing { delete, .. } => self.plan_release(delete),
-        }
-    }
-
-    fn plan_renewal(&self) -> (Instant, Purpose) {
-        if self.outdated || self.view.is_unknown() {
-            return (self.next_read, Purpose::Read);
-        }
-        (self.next_write, Purpose::Hold(Acquisition::Resumed))
-    }
-
-    fn plan_take(&self, hesitation: Duration) -> Option<(Instant, Purpose)> {
-        let read = (self.next_read, Purpose::Read);
-        let Some((free, how)) = self.view.free() else {
-            return Some(read);
-        };
-        if self.outdated {
-            return Some(read);
-        }
-        let hesitation = match how {
-            Acquisition::Resumed => Duration::ZERO,
-            _ => hesitation,
-        };
-        let take = ((free + hesitation).max(self.next_write), Purpose::Hold(how));
-        if self.watching {
-            return Some(take);
-        }
-        // Without the watch: write only what was free at the latest read, and go on reading.
-        match self.confirmed {
-            Some(confirmed) if free + hesitation <= confirmed => Some(take),
-            _ => Some(read),
-        }
-    }
-
-    fn plan_release(&self, delete: bool) -> Option<(Instant, Purpose)> {
-        if self.outdated || self.view.is_unknown() {
-            return Some((self.next_read, Purpose::Read));
-        }
-        if self.view.is_held_by_us() {
-            return Some((self.next_write, Purpose::Release));
-        }
-        (delete && self.view.is_released_by_us()).then_some((self.next_write, Purpose::Delete))
-    }
-
-    fn call(&self, purpose: &Purpose, wall: Timestamp) -> Option<Call> {
-        let seen = self.view.present();
-        let base = seen.map(|seen| Arc::clone(&seen.object));
-        Some(match purpose {
-            Purpose::Read => Call::Get,
-            Purpose::Hold(_) => {
-                let before = seen.map(|seen| &seen.record);
-                let record = LeaseRecord::held(before, &self.identity, self.timings.duration, wall);
-                match base {
-                    Some(base) => Call::Replace { base, record },
-                    None => Call::Create { record },
-                }
-            }
-            Purpose::Release => Call::Replace {
-                base: base?,
-                record: seen?.record.released(wall),
-            },
-            Purpose::Delete => Call::Delete { base: base? },
-        })
     }
 
     fn handle_answer(&mut self, pending: &Pending, object: &Arc<Lease>, now: Instant, jitter: f64) {

@@ -44,6 +44,7 @@ impl LeaseRecord {
     }
 
     /// The record with which the holder of the Lease that says `self` lets it go.
+    #[must_use]
     pub fn released(&self, wall: Timestamp) -> Self {
         Self {
             holder: None,

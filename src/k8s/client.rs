@@ -24,12 +24,13 @@ use kube::{
 use tower::{BoxError, ServiceBuilder, limit::RateLimitLayer};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// An idle connection is asked after 5 s, then every 2 s, and is dead after 3 misses.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
+/// A dead server must cost an election with default timings one renewal, not its renew deadline:
+/// an idle connection is asked after 3 s, then each second, and is dead after 3 misses; one with
+/// unacknowledged bytes is dead after 3 s. A server that is merely slow acknowledges.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(3);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
 const KEEPALIVE_MISSES: u32 = 3;
-/// A connection is dead when sent bytes stay unacknowledged for so long.
-const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
+const UNACKNOWLEDGED: Duration = Duration::from_secs(3);
 const POOL_IDLE: Duration = Duration::from_secs(60);
 
 /// Where the API server is and how to log in.

@@ -158,22 +158,30 @@ impl std::fmt::Debug for Writer {
 }
 
 impl Writer {
-    /// Writes until `shutdown` or the last recorder's end; then what is queued, for at most
-    /// `budget`, without retries.
+    /// Writes until `shutdown` or the last recorder's end; then what is queued, without retries.
+    /// Ends at most `budget` after `shutdown`, whatever the server does.
     pub async fn run(mut self, shutdown: CancellationToken, budget: Duration) {
+        let over = async {
+            shutdown.cancelled().await;
+            clock::sleep(budget).await;
+        };
+        tokio::select! {
+            () = self.write_all(&shutdown) => return,
+            () = over => {}
+        }
+        // And the one that was being written.
+        let left = u64::try_from(self.events.len()).unwrap_or(u64::MAX);
+        self.dropped
+            .fetch_add(left.saturating_add(1), Ordering::Relaxed);
+    }
+
+    async fn write_all(&mut self, shutdown: &CancellationToken) {
         while let Some(Some(event)) = shutdown.run_until_cancelled(self.events.recv()).await {
-            self.write(&event, &shutdown).await;
+            self.write(&event, shutdown).await;
         }
         self.events.close();
-        let drained = tokio::time::timeout(budget, async {
-            while let Some(event) = self.events.recv().await {
-                self.write(&event, &shutdown).await;
-            }
-        });
-        if drained.await.is_err() {
-            let left = u64::try_from(self.events.len()).unwrap_or(u64::MAX);
-            self.dropped
-                .fetch_add(left.saturating_add(1), Ordering::Relaxed);
+        while let Some(event) = self.events.recv().await {
+            self.write(&event, shutdown).await;
         }
     }
 

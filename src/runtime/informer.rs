@@ -21,8 +21,9 @@
 //! that lasts longer is dead, whatever lies between; TCP keepalive (`k8s::client`) is faster where
 //! the network itself is gone.
 
+mod store;
+
 use std::{
-    collections::HashMap,
     fmt::Debug,
     sync::Arc,
     time::{Duration, Instant},
@@ -37,6 +38,8 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, info, warn};
+
+use store::{Store, key};
 
 use super::{backoff::Backoff, clock};
 
@@ -257,12 +260,11 @@ where
         let opened = clock::now();
         let stream = {
             let mut answer = std::pin::pin!(answered(self.api.watch(&params, &position)));
-            match tokio::time::timeout(REOPEN_GRACE, &mut answer).await {
-                Ok(answer) => answer?,
-                Err(_) => {
-                    self.connected(false);
-                    answer.await?
-                }
+            if let Ok(answer) = tokio::time::timeout(REOPEN_GRACE, &mut answer).await {
+                answer?
+            } else {
+                self.connected(false);
+                answer.await?
             }
         };
         self.contact();
@@ -408,89 +410,6 @@ async fn answered<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, F
     match tokio::time::timeout(ANSWER_DEADLINE, call).await {
         Ok(answer) => Ok(answer?),
         Err(_) => Err(Fault::NoAnswer),
-    }
-}
-
-/// Namespace and name; the namespace is empty for cluster-scoped kinds.
-type Key = (Box<str>, Box<str>);
-
-fn key(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> Key {
-    (
-        meta.namespace.as_deref().unwrap_or_default().into(),
-        meta.name.as_deref().unwrap_or_default().into(),
-    )
-}
-
-/// What was delivered, to tell what is new, the same, or gone. No I/O.
-#[derive(Debug)]
-struct Store<K> {
-    objects: HashMap<Key, Entry<K>>,
-    /// Number of the latest list.
-    list: u64,
-}
-
-#[derive(Debug)]
-struct Entry<K> {
-    object: Arc<K>,
-    /// The latest list that had it.
-    list: u64,
-}
-
-impl<K> Default for Store<K> {
-    fn default() -> Self {
-        Self {
-            objects: HashMap::new(),
-            list: 0,
-        }
-    }
-}
-
-impl<K: Resource> Store<K> {
-    /// A full list begins.
-    fn begin(&mut self) {
-        self.list += 1;
-    }
-
-    /// The list is complete: what it did not have is gone.
-    fn end(&mut self) -> Vec<Arc<K>> {
-        let list = self.list;
-        self.objects
-            .extract_if(|_, entry| entry.list != list)
-            .map(|(_, entry)| entry.object)
-            .collect()
-    }
-
-    fn upsert(&mut self, new: K) -> Vec<Delta<K>> {
-        let key = key(new.meta());
-        let list = self.list;
-        let new = Arc::new(new);
-        let Some(entry) = self.objects.get_mut(&key) else {
-            let object = Arc::clone(&new);
-            self.objects.insert(key, Entry { object, list });
-            return vec![Delta::Upsert { old: None, new }];
-        };
-        entry.list = list;
-        let same_object = entry.object.meta().uid == new.meta().uid;
-        if same_object && entry.object.meta().resource_version == new.meta().resource_version {
-            return Vec::new();
-        }
-        let old = std::mem::replace(&mut entry.object, Arc::clone(&new));
-        if same_object {
-            let old = Some(old);
-            return vec![Delta::Upsert { old, new }];
-        }
-        vec![Delta::Delete(old), Delta::Upsert { old: None, new }]
-    }
-
-    /// The list has the object, in a form that does not parse.
-    fn keep(&mut self, key: &Key) {
-        if let Some(entry) = self.objects.get_mut(key) {
-            entry.list = self.list;
-        }
-    }
-
-    fn remove(&mut self, key: &Key) -> Option<Arc<K>> {
-        self.objects.remove(key).map(|entry| entry.object)
     }
 }
 

@@ -339,3 +339,43 @@ async fn one_failing_lease_does_not_hold_up_hundreds_of_others() {
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_leases_are_renewed_steadily_over_a_server_that_takes_its_time() {
+    const LEASES: usize = 1000;
+    let mut bench = start(Vec::new(), 4096).await;
+    for number in 0..LEASES {
+        bench.contend(&format!("l{number}")).await;
+    }
+    let mut version = 10;
+    let mut acquired = 0;
+    let mut writes = 0;
+    let mut answers = JoinSet::new();
+    let begun = clock::now();
+    while clock::now() - begun < Duration::from_secs(10) {
+        tokio::select! {
+            Some(call) = bench.calls.recv() => {
+                version += 1;
+                writes += 1;
+                let mut object = call.body.clone();
+                object["metadata"]["uid"] = json!("u");
+                object["metadata"]["resourceVersion"] = json!(version.to_string());
+                let event = json!({"type": "MODIFIED", "object": object});
+                bench.watch.as_ref().unwrap().send(event).unwrap();
+                answers.spawn(async move {
+                    clock::sleep(Duration::from_millis(20)).await;
+                    call.ok(&object);
+                });
+            }
+            Some(notice) = bench.notices.recv() => match notice {
+                Notice::Acquired { .. } => acquired += 1,
+                Notice::Seen { .. } => {}
+                other => panic!("{other:?}"),
+            },
+            Some(_) = answers.join_next() => {}
+        }
+    }
+    assert_eq!(acquired, LEASES);
+    // One write each two seconds for each, give or take the jitter.
+    assert!((4_500..=6_500).contains(&writes), "{writes}");
+}

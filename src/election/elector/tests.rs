@@ -73,7 +73,7 @@ impl Bench {
     fn leading() -> Self {
         let mut bench = Self::contending(None);
         bench.create();
-        bench.answer(Outcome::Object(held("us", 1)));
+        bench.answer(&Outcome::Object(held("us", 1)));
         assert_eq!(
             bench.events().first(),
             Some(&Event::Acquired(Acquisition::Created))
@@ -121,8 +121,8 @@ impl Bench {
         assert!(call.is_none(), "{call:?} instead of silence");
     }
 
-    fn answer(&mut self, outcome: Outcome) {
-        self.elector.handle_outcome(&outcome, self.now, 0.5);
+    fn answer(&mut self, outcome: &Outcome) {
+        self.elector.handle_outcome(outcome, self.now, 0.5);
     }
 
     fn events(&mut self) -> Vec<Event> {
@@ -154,7 +154,7 @@ fn an_absent_lease_is_created_at_once() {
         (Some("us"), 0)
     );
     bench.silent();
-    bench.answer(Outcome::Object(lease(1, &record)));
+    bench.answer(&Outcome::Object(lease(1, &record)));
     let events = bench.events();
     assert_eq!(
         events,
@@ -176,7 +176,7 @@ fn a_foreign_lease_is_taken_when_unchanged_for_its_own_duration() {
     bench.at(24.9).silent();
     let (base, record) = bench.at(25.0).replace();
     assert_eq!((base.as_str(), record.transitions), ("2", 1));
-    bench.answer(Outcome::Object(lease(3, &record)));
+    bench.answer(&Outcome::Object(lease(3, &record)));
     let by = "other".to_owned();
     assert_eq!(bench.news(), [Event::Acquired(Acquisition::Expired { by })]);
 }
@@ -196,7 +196,7 @@ fn a_released_lease_is_taken_at_once_and_after_the_hesitation_if_there_is_one() 
     let mut bench = Bench::contending(Some(&held("other", 1)));
     bench.at(3.0).see(&released(2));
     let (_, record) = bench.replace();
-    bench.answer(Outcome::Object(lease(3, &record)));
+    bench.answer(&Outcome::Object(lease(3, &record)));
     let by = Some("other".to_owned());
     assert_eq!(
         bench.news(),
@@ -223,7 +223,7 @@ fn our_own_identity_on_record_is_resumed_at_once_whatever_the_hesitation() {
         (record.acquire_time, record.transitions),
         (Some(wall(7)), 0)
     );
-    bench.answer(Outcome::Object(lease(8, &record)));
+    bench.answer(&Outcome::Object(lease(8, &record)));
     assert_eq!(bench.news(), [Event::Acquired(Acquisition::Resumed)]);
 }
 
@@ -233,7 +233,7 @@ fn renewals_come_each_retry_period_without_a_read() {
     bench.at(1.9).silent();
     let (base, record) = bench.at(2.0).replace();
     assert_eq!(base, "1");
-    bench.answer(Outcome::Object(lease(2, &record)));
+    bench.answer(&Outcome::Object(lease(2, &record)));
     bench.at(3.9).silent();
     bench.at(4.0).replace();
     assert_eq!(bench.events(), []);
@@ -243,7 +243,7 @@ fn renewals_come_each_retry_period_without_a_read() {
 fn the_renew_deadline_counts_from_the_start_of_the_last_successful_write() {
     let mut bench = Bench::leading();
     let (_, record) = bench.at(2.0).replace();
-    bench.at(4.0).answer(Outcome::Object(lease(2, &record)));
+    bench.at(4.0).answer(&Outcome::Object(lease(2, &record)));
     bench.at(4.0).replace();
     // The call hangs, and still the deadline is kept.
     assert_eq!(
@@ -262,7 +262,7 @@ fn a_renewal_that_succeeds_after_the_deadline_is_a_loss_and_a_new_acquisition() 
     bench.at(9.0);
     let (_, record) = bench.replace();
     bench.now = bench.start + Duration::from_secs(11);
-    bench.answer(Outcome::Object(lease(2, &record)));
+    bench.answer(&Outcome::Object(lease(2, &record)));
     assert_eq!(
         bench.news(),
         [
@@ -284,7 +284,7 @@ fn failed_renewals_are_tried_again_until_the_deadline_and_then_as_follower() {
     while bench.elector.held_until().is_some() {
         if bench.at(second).call().is_some() {
             tries += 1;
-            bench.answer(Outcome::Failed { after: None });
+            bench.answer(&Outcome::Failed { after: None });
         }
         second += 0.05;
     }
@@ -292,7 +292,7 @@ fn failed_renewals_are_tried_again_until_the_deadline_and_then_as_follower() {
     assert_eq!(bench.news(), [Event::Lost(Loss::Deadline)]);
     // The last write may have been carried out: read, then resume.
     bench.at(20.0).get();
-    bench.answer(Outcome::Object(held("us", 5)));
+    bench.answer(&Outcome::Object(held("us", 5)));
     bench.replace();
 }
 
@@ -312,10 +312,10 @@ fn another_holder_on_record_is_a_loss_at_once() {
 fn a_conflict_of_a_renewal_is_read_at_once() {
     let mut bench = Bench::leading();
     bench.at(2.0).replace();
-    bench.answer(Outcome::Conflict);
+    bench.answer(&Outcome::Conflict);
     bench.get();
     let touched = lease(4, &LeaseRecord::from(&*held("us", 1)));
-    bench.answer(Outcome::Object(touched));
+    bench.answer(&Outcome::Object(touched));
     assert_eq!(bench.replace().0, "4");
 }
 
@@ -323,7 +323,7 @@ fn a_conflict_of_a_renewal_is_read_at_once() {
 fn a_follower_that_lost_the_race_waits_for_the_watch_and_reads_if_it_is_late() {
     let mut bench = Bench::contending(Some(&released(1)));
     bench.replace();
-    bench.answer(Outcome::Conflict);
+    bench.answer(&Outcome::Conflict);
     bench.silent();
     bench.see(&held("other", 2));
     bench.silent();
@@ -332,9 +332,9 @@ fn a_follower_that_lost_the_race_waits_for_the_watch_and_reads_if_it_is_late() {
     bench.replace();
     // The watch was faster than the answer.
     bench.see(&released(3));
-    bench.answer(Outcome::Conflict);
+    bench.answer(&Outcome::Conflict);
     assert_eq!(bench.replace().0, "3");
-    bench.answer(Outcome::Conflict);
+    bench.answer(&Outcome::Conflict);
     bench.at(2.9).silent();
     bench.at(3.0).get();
 }
@@ -345,15 +345,15 @@ fn a_lease_deleted_under_its_holder_is_recreated_at_once_and_is_no_loss() {
     bench.at(1.0);
     bench.elector.handle_gone(Some("u"), bench.now);
     let record = bench.create();
-    bench.answer(Outcome::Object(lease(9, &record)));
+    bench.answer(&Outcome::Object(lease(9, &record)));
     assert_eq!(bench.news(), []);
 
     bench.at(3.0).replace();
-    bench.answer(Outcome::Gone);
+    bench.answer(&Outcome::Gone);
     bench.create();
-    bench.answer(Outcome::Conflict);
+    bench.answer(&Outcome::Conflict);
     bench.get();
-    bench.answer(Outcome::Object(held("other", 12)));
+    bench.answer(&Outcome::Object(held("other", 12)));
     let by = "other".to_owned();
     assert_eq!(bench.news(), [Event::Lost(Loss::Taken { by })]);
 }
@@ -371,7 +371,7 @@ fn a_holder_field_emptied_by_hand_is_taken_back_at_once() {
     bench.at(1.0).see(&released(5));
     let (base, record) = bench.replace();
     assert_eq!((base.as_str(), record.transitions), ("5", 1));
-    bench.answer(Outcome::Object(lease(6, &record)));
+    bench.answer(&Outcome::Object(lease(6, &record)));
     assert_eq!(bench.news(), []);
     assert!(bench.elector.held_until().is_some());
 }
@@ -390,7 +390,7 @@ fn a_lease_deleted_under_a_live_foreign_holder_stays_taken_until_its_time_is_ove
 fn an_echo_older_than_what_is_known_changes_nothing() {
     let mut bench = Bench::leading();
     bench.at(2.0).replace();
-    bench.answer(Outcome::Object(held("us", 8)));
+    bench.answer(&Outcome::Object(held("us", 8)));
     bench.see(&held("other", 7));
     assert_eq!(bench.news(), []);
 }
@@ -424,7 +424,7 @@ fn retiring_releases_with_an_empty_holder_and_one_second() {
         (None, Some(Duration::from_secs(1)))
     );
     assert_eq!(bench.news(), []);
-    bench.answer(Outcome::Object(lease(2, &record)));
+    bench.answer(&Outcome::Object(lease(2, &record)));
     assert_eq!(bench.news(), [Event::Retired]);
     bench.at(60.0).silent();
 }
@@ -434,12 +434,12 @@ fn retiring_for_good_deletes_what_it_has_released() {
     let mut bench = Bench::leading();
     bench.elector.handle_retire(true, bench.now);
     let (_, record) = bench.replace();
-    bench.answer(Outcome::Object(lease(2, &record)));
+    bench.answer(&Outcome::Object(lease(2, &record)));
     let Some(Call::Delete { base }) = bench.call() else {
         panic!("a delete comes next");
     };
     assert_eq!(base.metadata.resource_version.as_deref(), Some("2"));
-    bench.answer(Outcome::Gone);
+    bench.answer(&Outcome::Gone);
     assert_eq!(bench.news(), [Event::Retired]);
 }
 
@@ -456,7 +456,7 @@ fn a_release_is_tried_for_two_seconds_and_then_given_up() {
     let mut bench = Bench::leading();
     bench.elector.handle_retire(false, bench.now);
     bench.replace();
-    bench.answer(Outcome::Failed { after: None });
+    bench.answer(&Outcome::Failed { after: None });
     bench.at(0.1).replace();
     bench.at(1.9);
     assert_eq!(bench.news(), []);
@@ -470,19 +470,19 @@ fn retiring_during_an_acquisition_releases_what_it_brings() {
     let record = bench.create();
     bench.elector.handle_retire(false, bench.now);
     assert_eq!(bench.news(), []);
-    bench.answer(Outcome::Object(lease(1, &record)));
+    bench.answer(&Outcome::Object(lease(1, &record)));
     let (_, record) = bench.replace();
     assert_eq!(record.holder, None);
-    bench.answer(Outcome::Object(lease(2, &record)));
+    bench.answer(&Outcome::Object(lease(2, &record)));
     assert_eq!(bench.news(), [Event::Retired]);
 
     let mut bench = Bench::contending(None);
     let record = bench.create();
     bench.elector.handle_retire(false, bench.now);
     // Unknown whether it was carried out: look.
-    bench.answer(Outcome::Failed { after: None });
+    bench.answer(&Outcome::Failed { after: None });
     bench.at(0.1).get();
-    bench.answer(Outcome::Object(lease(1, &record)));
+    bench.answer(&Outcome::Object(lease(1, &record)));
     bench.replace();
 }
 
@@ -492,7 +492,7 @@ fn contending_again_during_a_release_follows_after_it() {
     bench.elector.handle_retire(false, bench.now);
     bench.elector.handle_contend(Duration::ZERO, bench.now);
     let (_, record) = bench.replace();
-    bench.answer(Outcome::Object(lease(2, &record)));
+    bench.answer(&Outcome::Object(lease(2, &record)));
     assert_eq!(bench.news(), [Event::Retired]);
     let (base, record) = bench.replace();
     assert_eq!((base.as_str(), record.holder.as_deref()), ("2", Some("us")));
@@ -504,11 +504,11 @@ fn a_pause_is_a_loss_and_answers_from_before_it_do_not_count() {
     let (_, record) = bench.at(2.0).replace();
     bench.elector.handle_pause(bench.now);
     assert_eq!(bench.news(), [Event::Lost(Loss::Paused)]);
-    bench.answer(Outcome::Object(lease(2, &record)));
+    bench.answer(&Outcome::Object(lease(2, &record)));
     assert_eq!(bench.news(), []);
     let (base, record) = bench.replace();
     assert_eq!(base, "2");
-    bench.answer(Outcome::Object(lease(3, &record)));
+    bench.answer(&Outcome::Object(lease(3, &record)));
     assert_eq!(bench.news(), [Event::Acquired(Acquisition::Resumed)]);
 }
 
@@ -517,10 +517,10 @@ fn without_the_watch_an_expiry_is_confirmed_by_a_read_before_the_write() {
     let mut bench = Bench::contending(Some(&held("other", 1)));
     bench.elector.handle_watching(false, bench.now);
     bench.at(15.0).get();
-    bench.answer(Outcome::Object(held("other", 4)));
+    bench.answer(&Outcome::Object(held("other", 4)));
     bench.silent();
     bench.at(30.0).get();
-    bench.answer(Outcome::Object(held("other", 4)));
+    bench.answer(&Outcome::Object(held("other", 4)));
     bench.replace();
 }
 
@@ -529,10 +529,10 @@ fn without_the_watch_a_follower_polls_like_client_go() {
     let mut bench = Bench::new(false);
     bench.elector.handle_contend(Duration::ZERO, bench.now);
     bench.get();
-    bench.answer(Outcome::Object(held("other", 1)));
+    bench.answer(&Outcome::Object(held("other", 1)));
     bench.at(3.1).silent();
     bench.at(3.2).get();
-    bench.answer(Outcome::Object(released(2)));
+    bench.answer(&Outcome::Object(released(2)));
     bench.replace();
 }
 
@@ -540,7 +540,7 @@ fn without_the_watch_a_follower_polls_like_client_go() {
 fn a_server_that_asks_for_patience_gets_it_within_the_retry_period() {
     let mut bench = Bench::leading();
     bench.at(2.0).replace();
-    bench.answer(Outcome::Failed {
+    bench.answer(&Outcome::Failed {
         after: Some(Duration::from_secs(60)),
     });
     bench.at(3.9).silent();

@@ -4,9 +4,8 @@
 //! 1. Events that differ only in their message: from the eleventh different message within ten
 //!    minutes on they are folded into one, marked as combined.
 //! 2. An identical event counts up the object of the earlier one.
-//! 3. A bucket of 25 for each object and type, refilled by one each five minutes; what exceeds it
-//!    is dropped. client-go's bucket ignores the type; ours keeps it, so that many Normal events
-//!    cannot silence a Warning.
+//! 3. A bucket of 25 for each object and type, refilled by one each five minutes, so that many
+//!    Normal events cannot silence a Warning; what exceeds it is dropped.
 //!
 //! State is bounded: the entry not used for the longest time makes room.
 
@@ -22,9 +21,9 @@ use super::{Event, Kind, MESSAGE_LIMIT, ObjectRef};
 
 const MOST_ENTRIES: usize = 4096;
 const MOST_DIFFERENT: usize = 10;
-const SIMILARITY_WINDOW: Duration = Duration::from_mins(10);
+const SIMILARITY_WINDOW: Duration = Duration::from_secs(10 * 60);
 const BURST: f64 = 25.0;
-const REFILL_PERIOD: Duration = Duration::from_mins(5);
+const REFILL_PERIOD: Duration = Duration::from_secs(5 * 60);
 const COMBINED: &str = "(combined from similar events): ";
 /// Longest name of an object, and of the time in hexadecimal with its dot.
 const NAME_LIMIT: usize = 253;
@@ -206,17 +205,24 @@ fn shown(message: &str, combined: bool) -> String {
     } else {
         message.to_owned()
     };
-    let end = shown.floor_char_boundary(MESSAGE_LIMIT);
-    shown.truncate(end);
+    shown.truncate(cut(&shown, MESSAGE_LIMIT));
     shown
+}
+
+/// The last character boundary up to `limit`.
+fn cut(text: &str, limit: usize) -> usize {
+    (0..=limit.min(text.len()))
+        .rev()
+        .find(|end| text.is_char_boundary(*end))
+        .unwrap_or_default()
 }
 
 /// The object's name and the time in hexadecimal nanoseconds.
 /// Unique by its time; what every instance says has one name for all of them.
 fn name(event: &Event, wall: Timestamp) -> String {
     let regarding = &event.regarding;
-    let end = regarding.name.floor_char_boundary(NAME_LIMIT - TIME_LENGTH);
-    let stem = regarding.name.get(..end).unwrap_or_default();
+    let mut stem = regarding.name.clone();
+    stem.truncate(cut(&stem, NAME_LIMIT - TIME_LENGTH));
     let stem = stem.trim_end_matches(['-', '.']);
     if event.shared {
         let mut hasher = DefaultHasher::new();

@@ -91,15 +91,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 #[derive(Default)]
 struct Plain {
     waiting: Vec<u8>,
-    again: BTreeMap<u8, ()>,
-    busy: BTreeMap<u8, ()>,
+    again: BTreeSet<u8>,
+    busy: BTreeSet<u8>,
     delayed: BTreeMap<u8, u64>,
 }
 
 impl Plain {
     fn add(&mut self, key: u8) {
-        if self.busy.contains_key(&key) {
-            self.again.insert(key, ());
+        if self.busy.contains(&key) {
+            self.again.insert(key);
         } else if !self.waiting.contains(&key) {
             self.waiting.push(key);
         }
@@ -140,13 +140,13 @@ proptest! {
                         prop_assert_eq!(taken, Taken::Wait(due));
                     } else {
                         let key = plain.waiting.remove(0);
-                        plain.busy.insert(key, ());
+                        plain.busy.insert(key);
                         prop_assert_eq!(taken, Taken::Key(key));
                     }
                 }
                 Step::Done(key) => {
                     queue.done(&key);
-                    if plain.busy.remove(&key).is_some() && plain.again.remove(&key).is_some() {
+                    if plain.busy.remove(&key) && plain.again.remove(&key) {
                         plain.waiting.push(key);
                     }
                 }

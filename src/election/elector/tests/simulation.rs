@@ -248,11 +248,10 @@ impl World {
             (Call::Get, Some(object)) => Outcome::Object(object),
             (Call::Get | Call::Replace { .. } | Call::Delete { .. }, None) => Outcome::Gone,
             (Call::Create { record }, None) => self.write(&record),
-            (Call::Create { .. }, Some(_)) => Outcome::Conflict,
             (Call::Replace { base, record }, Some(object)) if same_version(&base, &object) => {
                 self.write(&record)
             }
-            (Call::Replace { .. }, Some(_)) => Outcome::Conflict,
+            (Call::Create { .. } | Call::Replace { .. }, Some(_)) => Outcome::Conflict,
             (Call::Delete { .. }, Some(_)) => unreachable!("nobody deletes here"),
         };
         if self.mute[actor].is_none() {
@@ -295,7 +294,7 @@ impl World {
             }
             // A freeze ends by itself; it is noticed when the actor wakes.
             (Fault::Freeze(actor), true) => {
-                self.frozen[actor] = self.now + 5000 + self.random(30_000)
+                self.frozen[actor] = self.now + 5000 + self.random(30_000);
             }
             (Fault::Freeze(actor), false) => self.frozen[actor] = 0,
             (Fault::Retire(actor), true) => self.electors[actor].handle_retire(false, now),
