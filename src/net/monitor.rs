@@ -65,7 +65,9 @@ pub async fn run(events: mpsc::Sender<LinkEvent>) -> Result<(), Error> {
                 tracing::warn!("the kernel dropped notifications; reading everything again");
                 continue;
             }
-            End::Lost(error) if !started => return Err(error),
+            End::Lost(error @ (Error::Open(_) | Error::Permission)) if !started => {
+                return Err(error);
+            }
             End::Lost(error) => error,
         };
         // A connection that lasted is not a sign of trouble.
