@@ -2,7 +2,7 @@
 //!
 //! [`run`] subscribes first and dumps second, so that nothing falls between the two. Its first
 //! event is a [`LinkEvent::Resync`], and so is the one after any loss: a receive buffer that
-//! overran, or a connection that died, which is built again. What it says in between is coalesced
+//! overran, or a connection that died. Either way the connection is built again. What it says in between is coalesced
 //! by the tracker; a slow receiver delays events and loses none.
 //!
 //! Both sockets belong to the network namespace of the thread that runs the task.
@@ -45,6 +45,10 @@ const GROUPS: [MulticastGroup; 5] = [
 /// Why one connection is no longer followed.
 enum End {
     ReceiverClosed,
+    /// The kernel dropped notifications. It says so *before* it hands out those that it had queued
+    /// until then: applied to a fresh dump they would bring back what is long gone. Only a new
+    /// socket is rid of them.
+    Overrun,
     Lost(Error),
 }
 
@@ -57,7 +61,13 @@ pub async fn run(events: mpsc::Sender<LinkEvent>) -> Result<(), Error> {
         let before = clock::now();
         let error = match follow(&mut tracker, &events, &mut started).await {
             End::ReceiverClosed => return Ok(()),
-            End::Lost(error) if !started => return Err(error),
+            End::Overrun => {
+                tracing::warn!("the kernel dropped notifications; reading everything again");
+                continue;
+            }
+            End::Lost(error @ (Error::Open(_) | Error::Permission)) if !started => {
+                return Err(error);
+            }
             End::Lost(error) => error,
         };
         // A connection that lasted is not a sign of trouble.
@@ -116,17 +126,22 @@ async fn tell(
     netlink: &Netlink,
 ) -> End {
     let mut messages = messages.ready_chunks(BURST);
-    let mut lost = true;
+    match netlink.snapshot().await {
+        Ok(all) => tracker.handle_snapshot(all),
+        Err(error) => return End::Lost(error),
+    }
+    *started = true;
+    // What was reported meanwhile is told together with it.
+    let mut chunk = messages.next().now_or_never().flatten();
     loop {
-        if lost || tracker.routes_in_doubt() {
-            if let Err(error) = read_again(tracker, netlink, lost).await {
-                return End::Lost(error);
-            }
-            *started = true;
-            // What was reported meanwhile is told together with it.
-            if let Some(Some(chunk)) = messages.next().now_or_never() {
-                lost = take(tracker, chunk);
-                continue;
+        if take(tracker, chunk.take().unwrap_or_default()) {
+            return End::Overrun;
+        }
+        if tracker.routes_in_doubt() {
+            tracker.begin_routes();
+            match netlink.default_routes().await {
+                Ok(routes) => tracker.handle_default_routes(routes),
+                Err(error) => return End::Lost(error),
             }
         }
         while tracker.has_changes()
@@ -136,31 +151,19 @@ async fn tell(
                 permit.send(event);
             }
         }
-        lost = tokio::select! {
-            chunk = messages.next() => match chunk {
-                Some(chunk) => take(tracker, chunk),
+        tokio::select! {
+            next = messages.next() => match next {
+                Some(next) => chunk = Some(next),
                 None => return End::Lost(Error::Disconnected),
             },
             // The permit is given back; the loop takes it if there is still something to say.
-            _ = events.reserve(), if tracker.has_changes() => false,
-        };
+            _ = events.reserve(), if tracker.has_changes() => {}
+        }
     }
-}
-
-/// Everything, or only the routes.
-async fn read_again(tracker: &mut Tracker, netlink: &Netlink, all: bool) -> Result<(), Error> {
-    if all {
-        tracker.handle_snapshot(netlink.snapshot().await?);
-    } else {
-        tracker.begin_routes();
-        tracker.handle_default_routes(netlink.default_routes().await?);
-    }
-    Ok(())
 }
 
 /// Feeds messages to the tracker; true if the kernel has dropped some.
 fn take(tracker: &mut Tracker, messages: Vec<NetlinkMessage<RouteNetlinkMessage>>) -> bool {
-    let mut lost = false;
     for message in messages {
         match message.payload {
             NetlinkPayload::InnerMessage(inner) => {
@@ -168,14 +171,11 @@ fn take(tracker: &mut Tracker, messages: Vec<NetlinkMessage<RouteNetlinkMessage>
                     tracker.handle_report(report);
                 }
             }
-            NetlinkPayload::Overrun(_) => lost = true,
+            NetlinkPayload::Overrun(_) => return true,
             _ => {}
         }
     }
-    if lost {
-        tracing::warn!("notifications of the kernel were lost; reading everything again");
-    }
-    lost
+    false
 }
 
 #[cfg(test)]

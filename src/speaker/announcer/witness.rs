@@ -110,7 +110,7 @@ pub(super) enum Notice {
     Rival,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 enum Open {
     New {
         began: Instant,
@@ -322,57 +322,71 @@ impl Witness {
     }
 
     fn step(&mut self, vip: IpAddr, now: Instant) {
-        match self.questions.get_mut(&vip) {
-            Some(Open::New { began, step }) => {
-                let Some((offset, due)) = NEW.get(*step) else {
-                    return self.close(vip);
-                };
-                *step += 1;
-                // Late steps keep their distance: an answer needs time, however late the question.
-                let next = NEW.get(*step).map(|(following, _)| {
-                    let least = following.saturating_sub(*offset) / 2;
-                    (*began + *following).max(now + least)
-                });
-                match due {
-                    Step::Ask => self.inquiries.push_back(vip),
-                    Step::Judge => self.findings.push_back(Finding::Clear { vip }),
-                    Step::Close => {}
-                }
-                match next {
-                    Some(at) => self.steps.set(vip, at),
-                    None => self.close(vip),
-                }
-            }
+        match self.questions.get(&vip).copied() {
+            Some(Open::New { began, step }) => self.step_new(vip, began, step, now),
             Some(Open::UntilSilent {
                 until,
                 misses,
                 last,
-            }) => {
-                match *last {
-                    Last::NotAsked => {}
-                    Last::Asked => *misses += 1,
-                    Last::Answered(by) if now >= *until => {
-                        let claim = Claim {
-                            address: vip,
-                            mac: by,
-                            overrides: true,
-                        };
-                        self.close(vip);
-                        return self.accuse(claim, Charge::Answered, now);
-                    }
-                    Last::Answered(_) => *misses = 0,
-                }
-                if *misses >= SILENT {
-                    self.close(vip);
-                    self.findings.push_back(Finding::Clear { vip });
-                } else {
-                    *last = Last::Asked;
-                    self.inquiries.push_back(vip);
-                    self.steps.set(vip, now + PERIOD);
-                }
-            }
+            }) => self.step_until_silent(vip, until, misses, last, now),
             None => {}
         }
+    }
+
+    fn step_new(&mut self, vip: IpAddr, began: Instant, step: usize, now: Instant) {
+        let (Some((offset, due)), following) = (NEW.get(step), NEW.get(step + 1)) else {
+            return self.close(vip);
+        };
+        match due {
+            Step::Ask => self.inquiries.push_back(vip),
+            Step::Judge => self.findings.push_back(Finding::Clear { vip }),
+            Step::Close => {}
+        }
+        let Some((following, _)) = following else {
+            return self.close(vip);
+        };
+        // Late steps keep their distance: an answer needs time, however late the question.
+        let least = now + following.saturating_sub(*offset) / 2;
+        self.steps.set(vip, least.max(began + *following));
+        let step = step + 1;
+        self.questions.insert(vip, Open::New { began, step });
+    }
+
+    fn step_until_silent(
+        &mut self,
+        vip: IpAddr,
+        until: Instant,
+        misses: u8,
+        last: Last,
+        now: Instant,
+    ) {
+        let misses = match last {
+            Last::NotAsked => misses,
+            Last::Asked => misses + 1,
+            Last::Answered(by) if now >= until => {
+                let claim = Claim {
+                    address: vip,
+                    mac: by,
+                    overrides: true,
+                };
+                self.close(vip);
+                return self.accuse(claim, Charge::Answered, now);
+            }
+            Last::Answered(_) => 0,
+        };
+        if misses >= SILENT {
+            self.close(vip);
+            self.findings.push_back(Finding::Clear { vip });
+            return;
+        }
+        let open = Open::UntilSilent {
+            until,
+            misses,
+            last: Last::Asked,
+        };
+        self.questions.insert(vip, open);
+        self.inquiries.push_back(vip);
+        self.steps.set(vip, now + PERIOD);
     }
 
     fn close(&mut self, vip: IpAddr) {
