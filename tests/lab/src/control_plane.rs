@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Error, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use kube::Client;
 use tokio::sync::OnceCell;
 
@@ -81,6 +81,7 @@ struct Ports {
 struct Running {
     etcd: Process,
     apiserver: Option<Process>,
+    controllers: Option<Process>,
 }
 
 impl ControlPlane {
@@ -107,6 +108,7 @@ impl ControlPlane {
         let running = Mutex::new(Running {
             etcd,
             apiserver: None,
+            controllers: None,
         });
         let plane = Self {
             lab,
@@ -176,7 +178,7 @@ impl ControlPlane {
         };
         let client = self.admin().await?;
         let ready = poll_until(START_BOUND, "ready API server", async || {
-            if let Some(ended) = self.dead(&started)? {
+            if let Err(ended) = self.check() {
                 return Ok(Some(Err(ended)));
             }
             let request = http::Request::get("/readyz").body(Vec::new())?;
@@ -212,16 +214,19 @@ impl ControlPlane {
         }
     }
 
-    /// Whether a start is hopeless, because the server or its etcd has ended.
-    fn dead(&self, apiserver: &Process) -> Result<Option<Error>> {
-        let etcd = lock(&self.running).etcd.clone();
-        for process in [&etcd, apiserver] {
+    /// Fails, with the end of its log, if one of its programs has ended without being told to.
+    pub fn check(&self) -> Result<()> {
+        let Running {
+            etcd,
+            apiserver,
+            controllers,
+        } = &*lock(&self.running);
+        for process in std::iter::once(etcd).chain(apiserver).chain(controllers) {
             if let Some(status) = process.ended()? {
-                let name = process.name();
-                return Ok(Some(anyhow!("{name} ended, {status}\n{}", tail(process))));
+                bail!("{} ended, {status}; {}", process.name(), tail(process));
             }
         }
-        Ok(None)
+        Ok(())
     }
 
     fn start_controllers(&self) -> Result<()> {
@@ -251,7 +256,8 @@ impl ControlPlane {
                 "--endpointslice-updates-batch-period=0",
                 "--concurrent-namespace-syncs=20",
             ]);
-        self.lab.spawn("kube-controller-manager", command)?;
+        let controllers = self.lab.spawn("kube-controller-manager", command)?;
+        lock(&self.running).controllers = Some(controllers);
         Ok(())
     }
 

@@ -10,10 +10,10 @@ use anyhow::{Context, Result};
 use k8s_openapi::{Resource, api::core::v1::Namespace};
 use kube::{Api, Client, api::PostParams};
 use tokio::sync::watch;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Addressing, Cluster, Node, addressing::on_link, kube_proxy::KubeProxy, node, number::Number,
+    Addressing, Background, Cluster, Node, addressing::on_link, kube_proxy::KubeProxy, node,
+    number::Number,
 };
 use crate::{
     access::{self, Tokens},
@@ -100,11 +100,10 @@ impl ClusterBuilder {
             .map(|index| foundation.node(index, self.nodes, self.kube_proxy))
             .collect::<Result<_>>()?;
 
-        let end = CancellationToken::new();
-        let tasks = TaskTracker::new();
+        let background = Background::default();
         let cluster = Cluster {
-            end: end.clone().drop_guard(),
-            tasks,
+            end: background.end.clone().drop_guard(),
+            background,
             nodes,
             client_host,
             router,
@@ -118,7 +117,7 @@ impl ClusterBuilder {
             control_plane,
             _number: number,
         };
-        cluster.come_up(end).await?;
+        cluster.come_up().await?;
         Ok(cluster)
     }
 }

@@ -22,7 +22,6 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 use crate::{access::is_absent, clock};
 
@@ -119,18 +118,10 @@ pub(super) async fn report(client: &Client, name: &str) -> Result<()> {
         .with_context(|| format!("posting the status of {name}"))
 }
 
-/// Speaks for the living nodes until `end`.
-pub(super) async fn run(
-    client: Client,
-    cluster: String,
-    hearts: Vec<Heart>,
-    end: CancellationToken,
-) {
+/// Speaks for the living nodes, for ever.
+pub(super) async fn run(client: Client, cluster: String, hearts: Vec<Heart>) {
     loop {
-        tokio::select! {
-            () = end.cancelled() => return,
-            () = clock::sleep(RENEW_PERIOD) => {}
-        }
+        clock::sleep(RENEW_PERIOD).await;
         let living: Vec<_> = hearts
             .iter()
             .filter(|heart| *heart.living.borrow())

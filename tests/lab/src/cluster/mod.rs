@@ -58,7 +58,7 @@ use crate::{
 pub struct Cluster {
     // Dropped in this order: the lab's tasks, then what they work on.
     end: DropGuard,
-    tasks: TaskTracker,
+    background: Background,
     nodes: Vec<Node>,
     client_host: Host,
     router: Host,
@@ -71,6 +71,25 @@ pub struct Cluster {
     tokens: Tokens,
     control_plane: Arc<ControlPlane>,
     _number: Number,
+}
+
+/// The tasks of a cluster; they end with it.
+#[derive(Debug, Clone, Default)]
+struct Background {
+    tasks: TaskTracker,
+    end: CancellationToken,
+}
+
+impl Background {
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let end = self.end.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = end.cancelled() => {}
+                () = task => {}
+            }
+        });
+    }
 }
 
 impl fmt::Debug for Cluster {
@@ -200,8 +219,10 @@ impl Cluster {
     /// Takes everything back, as far as possible even if something fails on the way.
     pub async fn stop(self) -> Result<()> {
         drop(self.end);
-        self.tasks.close();
-        let mut outcomes = vec![self.lab.stop()];
+        self.background.tasks.close();
+        self.background.tasks.wait().await;
+        let lab = tokio::task::spawn_blocking(|| self.lab.stop());
+        let mut outcomes = vec![lab.await.context("ending the lab").and_then(|it| it)];
         let pods = Api::<PodObject>::namespaced(self.kube.clone(), &self.name);
         // Nobody plays the kubelet any more: gracefully they would never go.
         let at_once = DeleteParams::default().grace_period(0);
@@ -220,7 +241,6 @@ impl Cluster {
         for namespace in [&self.name, &self.release] {
             outcomes.push(delete_namespace(&self.kube, namespace).await);
         }
-        self.tasks.wait().await;
         let failures: Vec<String> = outcomes
             .into_iter()
             .filter_map(Result::err)
@@ -233,29 +253,24 @@ impl Cluster {
         }
     }
 
-    pub(self) fn events(&self) -> Events {
+    fn events(&self) -> Events {
         Events {
             api: Api::namespaced(self.kube(), &self.name),
         }
     }
 
-    pub(self) fn tasks(&self) -> TaskTracker {
-        self.tasks.clone()
-    }
-
     /// Registers the nodes, starts their kubelet's voice and their kube-proxies.
-    async fn come_up(&self, end: CancellationToken) -> Result<()> {
+    async fn come_up(&self) -> Result<()> {
         let identities: Vec<Identity> = self.nodes.iter().map(|node| self.identity(node)).collect();
         let registered = identities
             .iter()
             .map(|node| kubelet::register(&self.kube, node));
         try_join_all(registered).await?;
         let hearts = self.nodes.iter().map(Node::heart).collect();
-        self.tasks
-            .spawn(kubelet::run(self.kube(), self.name.clone(), hearts, end));
-        try_join_all(self.nodes.iter().map(Node::start_kube_proxy))
-            .await
-            .map(drop)
+        let kubelets = kubelet::run(self.kube(), self.name.clone(), hearts);
+        self.background.spawn(kubelets);
+        try_join_all(self.nodes.iter().map(Node::start_kube_proxy)).await?;
+        self.control_plane.check()
     }
 
     fn identity(&self, node: &Node) -> Identity {

@@ -8,6 +8,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU8, Ordering},
     },
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -31,6 +32,9 @@ use crate::{api_proxy::ApiProxy, host::Host, process::Process, run::lock};
 pub(super) const SPEAKER_API: SocketAddr = loopback(6443);
 /// The same for kube-proxy.
 pub(super) const KUBE_PROXY_API: SocketAddr = loopback(6444);
+
+/// How long a change of a node waits for the API server.
+const REPORT_BOUND: Duration = Duration::from_secs(1);
 
 const fn loopback(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
@@ -149,30 +153,33 @@ impl Node {
                 .listen(self.host.tcp_listener(KUBE_PROXY_API)?)?;
         }
         self.containers.start(&self.host)?;
-        self.plug(true).await?;
+        self.plug(true).await;
         self.start_kube_proxy().await
     }
 
     /// Pauses the node as a hypervisor pauses a VM.
     pub async fn pause(&self) -> Result<()> {
-        self.plug(false).await?;
+        self.plug(false).await;
         self.switch(Host::pause).await
     }
 
     /// Ends [`Self::pause`].
     pub async fn resume(&self) -> Result<()> {
         self.switch(Host::resume).await?;
-        self.plug(true).await
+        self.plug(true).await;
+        Ok(())
     }
 
     /// Cuts everything on the node from the API server, its kubelet included.
     pub async fn cut_from_api(&self) -> Result<()> {
-        self.plug(false).await
+        self.plug(false).await;
+        Ok(())
     }
 
     /// Ends [`Self::cut_from_api`].
     pub async fn restore_api(&self) -> Result<()> {
-        self.plug(true).await
+        self.plug(true).await;
+        Ok(())
     }
 
     /// Whether the API server has the node as Ready.
@@ -253,15 +260,15 @@ impl Node {
     }
 
     /// Connects what runs on the node with the API server, or holds everything back.
-    async fn plug(&self, plugged: bool) -> Result<()> {
+    async fn plug(&self, plugged: bool) {
         for api in self.apis() {
             api.set_plugged(plugged);
         }
         self.living.send_replace(plugged);
         if plugged {
-            kubelet::report(&self.client, &self.name).await
-        } else {
-            Ok(())
+            // At once, to save a second; if the server is away, the kubelet's next try will do.
+            let report = kubelet::report(&self.client, &self.name);
+            drop(tokio::time::timeout(REPORT_BOUND, report).await);
         }
     }
 

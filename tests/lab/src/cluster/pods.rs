@@ -25,12 +25,9 @@ use kube::{
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
-use tokio_util::{
-    sync::{CancellationToken, DropGuard},
-    task::TaskTracker,
-};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{Cluster, Node, kubelet};
+use super::{Background, Cluster, Node, kubelet};
 use crate::{access::is_absent, clock, host::Host, iproute, run::lock};
 
 /// What a pod answers to every request, as JSON.
@@ -60,7 +57,6 @@ pub struct Pod {
     container: Arc<Container>,
     /// The node's list, from which a pod that has gone is removed.
     containers: Arc<Containers>,
-    tasks: TaskTracker,
 }
 
 /// The containers of a node, for its next boot.
@@ -73,6 +69,7 @@ struct Container {
     node: String,
     addresses: (Ipv4Addr, Ipv6Addr),
     port: u16,
+    background: Background,
     running: Mutex<Option<DropGuard>>,
 }
 
@@ -108,6 +105,7 @@ impl<'a> PodBuilder<'a> {
             node: node.name().to_owned(),
             addresses: node.next_pod_addresses(),
             port,
+            background: self.cluster.background.clone(),
             running: Mutex::default(),
         });
         container
@@ -129,14 +127,12 @@ impl<'a> PodBuilder<'a> {
         }))?;
         let created = api.create(&PostParams::default(), &object).await;
         created.with_context(|| format!("creating pod {name}"))?;
-        let tasks = self.cluster.tasks();
         let pod = Pod {
             name,
             api,
             host: node.host().clone(),
             container,
             containers,
-            tasks,
         };
         pod.post_status(true).await?;
         Ok(pod)
@@ -169,10 +165,10 @@ impl Pod {
         };
         let deleted = self.api.delete(&self.name, &delete).await;
         deleted.with_context(|| format!("terminating pod {}", self.name))?;
-        let tasks = self.tasks.clone();
-        tasks.spawn(async move {
+        let background = self.container.background.clone();
+        background.spawn(async move {
             clock::sleep(grace).await;
-            // The cluster may have ended meanwhile, and the pod with it.
+            // If this fails, the object stays, and the scenario that waits for its end says so.
             let _ = self.delete_now().await;
         });
         Ok(())
@@ -248,7 +244,8 @@ impl Container {
         for address in [IpAddr::from(v4), IpAddr::from(v6)] {
             let listener = host.tcp_listener(SocketAddr::new(address, self.port))?;
             let listener = TcpListener::from_std(listener).context("taking over a listener")?;
-            tokio::spawn(accept(listener, Arc::clone(self), end.clone()));
+            let serving = accept(listener, Arc::clone(self), end.clone());
+            self.background.spawn(serving);
         }
         *lock(&self.running) = Some(end.drop_guard());
         Ok(())
@@ -266,17 +263,16 @@ impl Container {
 }
 
 async fn accept(listener: TcpListener, container: Arc<Container>, end: CancellationToken) {
-    // A container that runs does not keep its pod: the pod may be dropped and goes on running.
-    let connections = TaskTracker::new();
     loop {
         let accepted = tokio::select! {
-            () = end.cancelled() => break,
+            () = end.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
         match accepted {
             Ok((stream, from)) => {
-                let (container, end) = (Arc::clone(&container), end.clone());
-                connections.spawn(async move {
+                let (background, end) = (container.background.clone(), end.clone());
+                let container = Arc::clone(&container);
+                background.spawn(async move {
                     tokio::select! {
                         () = end.cancelled() => {}
                         () = serve(stream, from.ip(), &container) => {}
@@ -287,8 +283,6 @@ async fn accept(listener: TcpListener, container: Arc<Container>, end: Cancellat
             Err(_) => clock::sleep(Duration::from_millis(10)).await,
         }
     }
-    connections.close();
-    connections.wait().await;
 }
 
 async fn serve(stream: TcpStream, client: IpAddr, container: &Container) {
