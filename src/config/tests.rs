@@ -14,8 +14,9 @@ fn surroundings(variables: &[(&str, &str)]) -> Surroundings {
 fn loaded(line: &str, variables: &[(&str, &str)]) -> Result<Config, String> {
     let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
     match load(&args, &surroundings(variables)) {
-        Ok(Invocation::Run(config) | Invocation::Check(config)) => Ok(*config),
-        Ok(Invocation::Vips { config, .. }) => Ok(*config),
+        Ok(
+            Invocation::Run(config) | Invocation::Check(config) | Invocation::Vips { config, .. },
+        ) => Ok(*config),
         Ok(Invocation::Print(text)) => Err(text),
         Err(refused) => Err(refused.to_string()),
     }

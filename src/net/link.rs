@@ -25,8 +25,11 @@ impl MacAddress {
 
 impl fmt::Display for MacAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+        for (place, octet) in self.0.iter().enumerate() {
+            let separator = if place == 0 { "" } else { ":" };
+            write!(f, "{separator}{octet:02x}")?;
+        }
+        Ok(())
     }
 }
 

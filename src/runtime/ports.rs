@@ -186,13 +186,11 @@ async fn listen(
     router: Router,
     stop: &Shutdown,
 ) -> io::Result<()> {
-    match listener {
-        Some(listener) => server::serve(listener, tls, router, stop.clone()).await,
-        None => {
-            stop.requested().await;
-            Ok(())
-        }
-    }
+    let Some(listener) = listener else {
+        stop.requested().await;
+        return Ok(());
+    };
+    server::serve(listener, tls, router, stop.clone()).await
 }
 
 async fn refresh(certificates: &Certificates, gate: &Gate) -> std::convert::Infallible {

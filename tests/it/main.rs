@@ -1,1 +1,9 @@
 //! The one integration-test binary.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, its functions too"
+)]
+
+mod architecture;
+mod cli;

@@ -75,9 +75,9 @@ pub(super) enum Outcome {
 
 /// Reads a command line without its program name.
 pub(super) fn parse(args: &[String]) -> Result<Outcome, Error> {
-    let argv = std::iter::once("harvester-cloud-provider".to_owned())
+    let line = std::iter::once("harvester-cloud-provider".to_owned())
         .chain(args.iter().map(|arg| normalise(arg)));
-    let matches = match command().try_get_matches_from(argv) {
+    let matches = match command().try_get_matches_from(line) {
         Ok(matches) => matches,
         Err(error) => return refusal(&error),
     };
@@ -176,12 +176,12 @@ fn refusal(error: &clap::Error) -> Result<Outcome, Error> {
         ErrorKind::InvalidValue if value.is_empty() => Error::MissingValue(flag),
         ErrorKind::InvalidValue => {
             let allowed = context(ContextKind::ValidValue);
-            Error::flag(&flag, value, format!("it is none of {allowed}"))
+            Error::flag(&flag, value, &format!("it is none of {allowed}"))
         }
         ErrorKind::ValueValidation => {
             let reason = std::error::Error::source(error)
                 .map_or_else(|| "it cannot be read".to_owned(), ToString::to_string);
-            Error::flag(&flag, value, reason)
+            Error::flag(&flag, value, &reason)
         }
         _ => Error::Syntax(error.render().to_string()),
     })
