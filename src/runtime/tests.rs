@@ -66,6 +66,23 @@ async fn work_that_ends_by_itself_is_an_error() {
     assert!(matches!(ended, Err(Error::Ended)));
 }
 
+#[tokio::test(start_paused = true)]
+async fn work_that_hangs_does_not_keep_the_process() {
+    let (process, failures) = Process::new();
+    let ports = Ports::open(&config(&[])).unwrap();
+    let served = ports.serve(&process).await.unwrap();
+    process.tasks.spawn("early", async {});
+    let start = clock::now();
+    let hanging = std::future::pending::<Result<(), Infallible>>();
+    let ended = run(process.clone(), failures, served, hanging).await;
+    assert!(matches!(ended, Err(Error::Task(_))));
+    assert!(clock::now() - start < STOP_BUDGET + Duration::from_secs(1));
+    let ready = process
+        .health
+        .answer(health::Endpoint::Readyz, false, &[].into());
+    assert!(!ready.healthy);
+}
+
 #[tokio::test]
 async fn health_is_told_while_every_thread_of_the_runtime_hangs() {
     let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
