@@ -25,11 +25,9 @@ impl MacAddress {
 
 impl fmt::Display for MacAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, octet) in self.0.iter().enumerate() {
-            let separator = if place == 0 { "" } else { ":" };
-            write!(f, "{separator}{octet:02x}")?;
-        }
-        Ok(())
+        let [first, rest @ ..] = self.0;
+        write!(f, "{first:02x}")?;
+        rest.iter().try_for_each(|byte| write!(f, ":{byte:02x}"))
     }
 }
 
