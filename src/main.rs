@@ -59,7 +59,12 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("Error: {}", chain(&error));
+            let error = chain(&error);
+            if tracing::dispatcher::has_been_set() {
+                tracing::error!("{error}");
+            } else {
+                eprintln!("Error: {error}");
+            }
             ExitCode::FAILURE
         }
     }

@@ -35,7 +35,11 @@ pub enum Error {
 }
 
 impl Error {
-    pub(super) fn flag(flag: &str, value: impl Into<String>, reason: impl ToString) -> Self {
+    pub(super) fn flag(
+        flag: &str,
+        value: impl Into<String>,
+        reason: &(impl ToString + ?Sized),
+    ) -> Self {
         Self::Flag {
             flag: flag.to_owned(),
             value: value.into(),

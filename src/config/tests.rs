@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 
 fn surroundings(variables: &[(&str, &str)]) -> Surroundings {
@@ -14,8 +16,9 @@ fn surroundings(variables: &[(&str, &str)]) -> Surroundings {
 fn loaded(line: &str, variables: &[(&str, &str)]) -> Result<Config, String> {
     let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
     match load(&args, &surroundings(variables)) {
-        Ok(Invocation::Run(config) | Invocation::Check(config)) => Ok(*config),
-        Ok(Invocation::Vips { config, .. }) => Ok(*config),
+        Ok(
+            Invocation::Run(config) | Invocation::Check(config) | Invocation::Vips { config, .. },
+        ) => Ok(*config),
         Ok(Invocation::Print(text)) => Err(text),
         Err(refused) => Err(refused.to_string()),
     }
@@ -240,4 +243,45 @@ fn the_full_help_comes_with_an_error_only_when_asked_for() {
     assert_eq!(help("--nope"), None);
     let full = help("--nope --show-full-help-on-error").unwrap();
     assert!(full.contains("--speaker-announce-interval"));
+}
+
+/// Words that reach deep into the readers, and some that do not.
+fn word() -> impl Strategy<Value = String> {
+    let names = prop::sample::select(vec![
+        "--controllers=",
+        "--node-ip-cidr=",
+        "--speaker-vip-prefix=",
+        "--speaker-allowed-cidrs=",
+        "--speaker-lease-name=",
+        "--speaker-metrics-address=",
+        "--speaker-node-name=",
+        "--tls-sni-cert-key=",
+        "--feature-gates=",
+        "--webhooks=",
+        "--v=",
+        "--speaker",
+        "--",
+        "-",
+        "",
+    ]);
+    (names, ".{0,12}").prop_map(|(name, value)| format!("{name}{value}"))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn no_command_line_and_no_environment_panics(
+        args in prop::collection::vec(word(), 0..4),
+        class in ".{0,12}",
+        values in prop::collection::vec("[-0-9a-z,./:]{0,12}", 5),
+    ) {
+        let names = ["vip_subnet", "vip_arpRate", "vip_loglevel", "prometheus_server", "svc_leasename"];
+        let mut around = surroundings(&[("svc_enable", "true")]);
+        around.environment.insert("lb_class_name".to_owned(), class);
+        for (name, value) in names.into_iter().zip(values) {
+            around.environment.insert(name.to_owned(), value);
+        }
+        let _ = load(&args, &around);
+    }
 }

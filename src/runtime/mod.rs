@@ -137,3 +137,6 @@ async fn pulse(process: Process) {
     // The drain has its own budget.
     beat.retire();
 }
+
+#[cfg(test)]
+mod tests;

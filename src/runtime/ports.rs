@@ -186,13 +186,11 @@ async fn listen(
     router: Router,
     stop: &Shutdown,
 ) -> io::Result<()> {
-    match listener {
-        Some(listener) => server::serve(listener, tls, router, stop.clone()).await,
-        None => {
-            stop.requested().await;
-            Ok(())
-        }
-    }
+    let Some(listener) = listener else {
+        stop.requested().await;
+        return Ok(());
+    };
+    server::serve(listener, tls, router, stop.clone()).await
 }
 
 async fn refresh(certificates: &Certificates, gate: &Gate) -> std::convert::Infallible {
@@ -218,6 +216,14 @@ async fn refresh(certificates: &Certificates, gate: &Gate) -> std::convert::Infa
 
 /// Clients for reviews: of the given kubeconfig, else of the pod.
 async fn delegates(config: &ServingConfig) -> Delegates {
+    let (tokens, access) = (&config.authentication, &config.authorization);
+    if tokens.kubeconfig == access.kubeconfig {
+        let both = delegate(tokens.kubeconfig.as_deref(), "access").await;
+        return Delegates {
+            authentication: both.clone(),
+            authorization: both,
+        };
+    }
     Delegates {
         authentication: delegate(
             config.authentication.kubeconfig.as_deref(),

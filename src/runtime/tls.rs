@@ -26,7 +26,7 @@ use rustls::{
 };
 
 use super::clock;
-use crate::config::{Certificate, CertificateFiles, TlsConfig};
+use crate::config::{Certificate, CertificateFiles, NamedCertificate, TlsConfig};
 
 /// How long a self-signed certificate is used; it is valid for a year.
 const SELF_SIGNED_USE: Duration = Duration::from_secs(300 * 24 * 60 * 60);
@@ -64,10 +64,13 @@ pub struct Certificates {
     loaded: RwLock<Loaded>,
 }
 
+/// Certificates with the names that they were given with.
+type ByName = Vec<(Vec<String>, Arc<CertifiedKey>)>;
+
 #[derive(Debug)]
 struct Loaded {
     default: Arc<CertifiedKey>,
-    by_name: Vec<(Vec<String>, Arc<CertifiedKey>)>,
+    by_name: ByName,
     at: Instant,
 }
 
@@ -80,7 +83,11 @@ impl Certificates {
     /// Reads or makes the certificates. `names` are those of a self-signed one.
     pub fn load(config: TlsConfig, names: Vec<String>) -> Result<Arc<Self>, Error> {
         let provider = provider();
-        let loaded = read(&config, &names, &provider)?;
+        let loaded = Loaded {
+            default: default(&config, &names, &provider)?,
+            by_name: by_name(&config, &provider)?,
+            at: clock::now(),
+        };
         Ok(Arc::new(Self {
             config,
             names,
@@ -98,18 +105,19 @@ impl Certificates {
         };
         let in_memory = self.config.certificate == Certificate::SelfSigned;
         let young = clock::now().saturating_duration_since(at) < SELF_SIGNED_USE;
-        if in_memory && young && self.config.by_name.is_empty() {
-            return Ok(false);
-        }
-        let mut fresh = read(&self.config, &self.names, &self.provider)?;
+        let by_name = by_name(&self.config, &self.provider)?;
+        let fresh = if in_memory && young {
+            None
+        } else {
+            Some(default(&self.config, &self.names, &self.provider)?)
+        };
         let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
-        if in_memory && young {
-            fresh.default = Arc::clone(&loaded.default);
-            fresh.at = loaded.at;
+        loaded.by_name = by_name;
+        if let Some(fresh) = fresh {
+            loaded.default = fresh;
+            loaded.at = clock::now();
         }
-        let changed = chains(&fresh) != before;
-        *loaded = fresh;
-        Ok(changed)
+        Ok(chains(&loaded) != before)
     }
 
     /// TLS settings that offer these certificates and ask clients for theirs.
@@ -153,26 +161,26 @@ fn restricted(provider: &CryptoProvider, config: &TlsConfig) -> CryptoProvider {
     provider
 }
 
-fn read(config: &TlsConfig, names: &[String], provider: &CryptoProvider) -> Result<Loaded, Error> {
-    let default = match &config.certificate {
-        Certificate::Files(files) => from_files(files, provider)?,
-        Certificate::Folder(folder) => from_folder(folder, names, provider)?,
+fn default(
+    config: &TlsConfig,
+    names: &[String],
+    provider: &CryptoProvider,
+) -> Result<Arc<CertifiedKey>, Error> {
+    match &config.certificate {
+        Certificate::Files(files) => from_files(files, provider),
+        Certificate::Folder(folder) => from_folder(folder, names, provider),
         Certificate::SelfSigned => {
             let (certificate, key) = self_signed(names)?;
             let key = PrivatePkcs8KeyDer::from(key.serialize_der());
-            certified(vec![certificate.der().clone()], key.into(), provider)?
+            certified(vec![certificate.der().clone()], key.into(), provider)
         }
-    };
-    let by_name = config
-        .by_name
-        .iter()
-        .map(|named| Ok((named.names.clone(), from_files(&named.files, provider)?)))
-        .collect::<Result<_, Error>>()?;
-    Ok(Loaded {
-        default,
-        by_name,
-        at: clock::now(),
-    })
+    }
+}
+
+fn by_name(config: &TlsConfig, provider: &CryptoProvider) -> Result<ByName, Error> {
+    let read =
+        |named: &NamedCertificate| Ok((named.names.clone(), from_files(&named.files, provider)?));
+    config.by_name.iter().map(read).collect()
 }
 
 fn from_files(

@@ -64,6 +64,7 @@ pub(in crate::config) struct GenericFlags {
     pub leader_elect_resource_namespace: String,
 }
 
+#[expect(clippy::struct_field_names, reason = "fields are named as their flags")]
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Controller flags")]
 pub(in crate::config) struct ControllerFlags {
@@ -116,13 +117,13 @@ pub(in crate::config) struct ServingFlags {
     /// Cipher suites of TLS 1.2, by IANA name
     #[arg(long, value_delimiter = ',')]
     pub tls_cipher_suites: Vec<String>,
-    /// VersionTLS12 (also for older ones) or VersionTLS13
+    /// `VersionTLS12` (also for older ones) or `VersionTLS13`
     #[arg(long)]
     pub tls_min_version: Option<String>,
     /// Key exchange groups by number: 23, 24, 29
     #[arg(long, value_delimiter = ',')]
     pub tls_curve_preferences: Vec<u16>,
-    /// Listen with SO_REUSEPORT
+    /// Let other processes listen on the same port
     #[arg(long, default_value = "false")]
     pub permit_port_sharing: bool,
 }
@@ -161,6 +162,7 @@ pub(in crate::config) struct AuthenticationFlags {
     pub requestheader_extra_headers_prefix: Vec<String>,
 }
 
+#[expect(clippy::struct_field_names, reason = "fields are named as their flags")]
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Authorization flags")]
 pub(in crate::config) struct AuthorizationFlags {

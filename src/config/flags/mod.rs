@@ -5,7 +5,7 @@
 //! append, the first use replacing the default. Input is argv, output the typed flags, with the text
 //! of every flag for the log.
 
-use std::collections::BTreeSet;
+use std::{any::TypeId, collections::BTreeSet, path::PathBuf, time::Duration};
 
 use clap::{
     ArgAction, ArgMatches, Command, CommandFactory as _, FromArgMatches as _, Parser,
@@ -13,7 +13,7 @@ use clap::{
     parser::ValueSource,
 };
 
-use super::error::Error;
+use super::{duration::GoDuration, error::Error};
 
 pub(super) mod framework;
 mod inert;
@@ -75,9 +75,9 @@ pub(super) enum Outcome {
 
 /// Reads a command line without its program name.
 pub(super) fn parse(args: &[String]) -> Result<Outcome, Error> {
-    let argv = std::iter::once("harvester-cloud-provider".to_owned())
+    let line = std::iter::once("harvester-cloud-provider".to_owned())
         .chain(args.iter().map(|arg| normalise(arg)));
-    let matches = match command().try_get_matches_from(argv) {
+    let matches = match command().try_get_matches_from(line) {
         Ok(matches) => matches,
         Err(error) => return refusal(&error),
     };
@@ -91,7 +91,7 @@ pub(super) fn parse(args: &[String]) -> Result<Outcome, Error> {
 
 /// The whole help.
 pub(super) fn help() -> String {
-    command().render_long_help().to_string()
+    command().render_help().to_string()
 }
 
 fn command() -> Command {
@@ -115,9 +115,34 @@ fn command() -> Command {
             .default_missing_value("true")
             .value_name("BOOL")
             .value_parser(inert::go_bool),
-        ArgAction::Set | ArgAction::Append => arg.allow_hyphen_values(true),
+        ArgAction::Set | ArgAction::Append => {
+            let placeholder = placeholder(&arg);
+            arg.allow_hyphen_values(true).value_name(placeholder)
+        }
         _ => arg,
     })
+}
+
+/// What the help calls a value: its kind, since the flag's name says the rest.
+fn placeholder(arg: &clap::Arg) -> &'static str {
+    let kind = arg.get_value_parser().type_id();
+    let is = |types: &[TypeId]| types.iter().any(|wanted| kind == *wanted);
+    if matches!(arg.get_action(), ArgAction::Append) {
+        "LIST"
+    } else if is(&[TypeId::of::<Duration>(), TypeId::of::<GoDuration>()]) {
+        "DURATION"
+    } else if is(&[TypeId::of::<PathBuf>()]) {
+        "FILE"
+    } else if is(&[
+        TypeId::of::<i32>(),
+        TypeId::of::<i64>(),
+        TypeId::of::<u16>(),
+        TypeId::of::<f32>(),
+    ]) {
+        "NUMBER"
+    } else {
+        "TEXT"
+    }
 }
 
 /// `--leader_elect=a_b` is `--leader-elect=a_b`.
@@ -176,12 +201,12 @@ fn refusal(error: &clap::Error) -> Result<Outcome, Error> {
         ErrorKind::InvalidValue if value.is_empty() => Error::MissingValue(flag),
         ErrorKind::InvalidValue => {
             let allowed = context(ContextKind::ValidValue);
-            Error::flag(&flag, value, format!("it is none of {allowed}"))
+            Error::flag(&flag, value, &format!("it is none of {allowed}"))
         }
         ErrorKind::ValueValidation => {
             let reason = std::error::Error::source(error)
                 .map_or_else(|| "it cannot be read".to_owned(), ToString::to_string);
-            Error::flag(&flag, value, reason)
+            Error::flag(&flag, value, &reason)
         }
         _ => Error::Syntax(error.render().to_string()),
     })

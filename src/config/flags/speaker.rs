@@ -11,6 +11,7 @@ use ipnet::IpNet;
 
 use crate::config::{InterfaceChoice, PrefixLength, VipPrefix, duration};
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Speaker flags")]
 pub(in crate::config) struct SpeakerFlags {
@@ -160,7 +161,7 @@ fn vip_prefix(text: &str) -> Result<VipPrefix, TextError> {
                 ipv4: PrefixLength::Auto,
                 ipv6: PrefixLength::Auto,
             },
-            ipv4 => VipPrefix {
+            ipv4 @ PrefixLength::Fixed(_) => VipPrefix {
                 ipv4,
                 ..VipPrefix::default()
             },

@@ -1,8 +1,8 @@
 //! The authorities that sign client certificates and those of front proxies: from files, else from
-//! the cluster's ConfigMap `kube-system/extension-apiserver-authentication`.
+//! the cluster's `ConfigMap` `kube-system/extension-apiserver-authentication`.
 
 use std::{
-    path::PathBuf,
+    path::Path,
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
@@ -119,7 +119,7 @@ async fn known(config: &AuthenticationConfig, client: Option<&Client>) -> Result
         group: proxy.group_headers.clone(),
         extra_prefix: proxy.extra_prefixes.clone(),
     };
-    let client_authority = config.client_ca.as_ref().map(from_file).transpose()?;
+    let client_authority = config.client_ca.as_deref().map(from_file).transpose()?;
     let front_proxy = match &proxy.ca {
         None => None,
         Some(path) => Some(FrontProxy {
@@ -151,7 +151,7 @@ async fn known(config: &AuthenticationConfig, client: Option<&Client>) -> Result
     Ok(known)
 }
 
-fn from_file(path: &PathBuf) -> Result<Authority, Error> {
+fn from_file(path: &Path) -> Result<Authority, Error> {
     let certificates = tls::certificates(path).map_err(Error::File)?;
     Authority::new(certificates, &path.display().to_string())
 }

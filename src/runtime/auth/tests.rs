@@ -57,14 +57,14 @@ fn token(text: &str) -> HeaderMap {
 
 /// Expects one request whose path and body hold these texts, and answers it.
 async fn answer(api: &mut Api, path: &str, body: &str, status: serde_json::Value) {
-    let (request, send) = api.next_request().await.expect("a request");
+    let (request, reply_to) = api.next_request().await.expect("a request");
     assert!(request.uri().path().ends_with(path), "{}", request.uri());
     let sent = request.into_body().collect_bytes().await.unwrap();
     let sent = String::from_utf8_lossy(&sent).into_owned();
     assert!(sent.contains(body), "{body} is missing in {sent}");
     let reply = serde_json::json!({"metadata": {}, "spec": {}, "status": status});
     let reply = serde_json::to_vec(&reply).unwrap();
-    send.send_response(
+    reply_to.send_response(
         Response::builder()
             .status(201)
             .body(Body::from(reply))

@@ -1,0 +1,328 @@
+//! The real binary: flags, exit codes, help, signals, ports.
+
+use std::{
+    io::Read as _,
+    net::{SocketAddr, TcpListener},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use harvester_cloud_provider::runtime::clock;
+use rustls::{
+    ClientConfig, DigitallySignedStruct, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::CryptoProvider,
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+/// How long anything may take that should take no time.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+const KUBECONFIG: &str = r#"{"apiVersion": "v1", "kind": "Config", "current-context": "x",
+  "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+  "clusters": [{"name": "x", "cluster": {"server": "http://127.0.0.1:1"}}],
+  "users": [{"name": "x", "user": {}}]}"#;
+
+fn binary() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_harvester-cloud-provider"));
+    command.env_clear();
+    command
+}
+
+fn run(args: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut command = binary();
+    command.args(args).envs(variables.iter().copied());
+    command.output().unwrap()
+}
+
+/// Runs to its end, expects exit code 1, and returns what it said.
+fn refused(args: &[&str], variables: &[(&str, &str)]) -> String {
+    let output = run(args, variables);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_eq!(output.stdout, b"");
+    said
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// A speaker that has no cluster, with its ports on loopback.
+struct Speaker {
+    child: Child,
+    secure: SocketAddr,
+    _kubeconfig: tempfile::NamedTempFile,
+}
+
+impl Speaker {
+    async fn start(further: &[&str]) -> Self {
+        let kubeconfig = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(kubeconfig.path(), KUBECONFIG).unwrap();
+        let secure = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let mut command = binary();
+        command
+            .args(["--speaker", "--controllers=-*", "--bind-address=127.0.0.1"])
+            .arg("--speaker-node-name=node-1")
+            .arg(format!("--secure-port={}", secure.port()))
+            .arg(format!("--kubeconfig={}", kubeconfig.path().display()))
+            .args(further)
+            .stderr(Stdio::piped());
+        let speaker = Self {
+            child: command.spawn().unwrap(),
+            secure,
+            _kubeconfig: kubeconfig,
+        };
+        let end = clock::now() + PATIENCE;
+        while get(secure, "/livez").await.is_none() {
+            assert!(clock::now() < end, "the secure port does not answer");
+            clock::sleep(Duration::from_millis(20)).await;
+        }
+        speaker
+    }
+
+    fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        let sent = Command::new("kill").args(["-s", name, &id]).status();
+        assert!(sent.unwrap().success());
+    }
+
+    /// Waits for the end, and returns it with the log.
+    async fn ended(mut self) -> (ExitStatus, String) {
+        let end = clock::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(clock::now() < end, "the process does not end");
+            clock::sleep(Duration::from_millis(10)).await;
+        };
+        let mut log = String::new();
+        let mut stderr = self.child.stderr.take().unwrap();
+        stderr.read_to_string(&mut log).unwrap();
+        (status, log)
+    }
+}
+
+impl Drop for Speaker {
+    fn drop(&mut self) {
+        // Already gone, in a test that passed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Status code and body of a GET over HTTPS; `None` where nothing listens.
+async fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+    let stream = TcpStream::connect(address).await.ok()?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(SelfSigned(provider)))
+        .with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let stream = connector.connect(name, stream).await.unwrap();
+    Some(exchange(stream, path).await)
+}
+
+async fn exchange(
+    mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    path: &str,
+) -> (u16, String) {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    // Whether TLS is closed in form does not matter here.
+    let _ = stream.read_to_string(&mut answer).await;
+    let code = answer.split(' ').nth(1).and_then(|code| code.parse().ok());
+    let body = answer.split_once("\r\n\r\n").map(|(_, body)| body);
+    (code.unwrap(), body.unwrap().to_owned())
+}
+
+/// Takes the certificate, if it is made for the name and signed by its own key.
+#[derive(Debug)]
+struct SelfSigned(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for SelfSigned {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let certificate = rustls::server::ParsedCertificate::try_from(end_entity)?;
+        rustls::client::verify_server_name(&certificate, server_name)?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[test]
+fn an_unknown_flag_is_named_and_ends_with_code_1() {
+    let said = refused(&["--no-such-flag"], &[]);
+    assert!(said.contains("unknown flag: --no-such-flag"), "{said}");
+    assert!(!said.contains("Speaker flags"), "{said}");
+    let said = refused(&["--no-such-flag", "--show-full-help-on-error"], &[]);
+    assert!(said.contains("Speaker flags"), "{said}");
+}
+
+#[test]
+fn mistakes_are_told_before_anything_is_done() {
+    for (args, variables, expected) in [
+        (
+            &["loadbalancer"] as &[&str],
+            &[] as &[_],
+            "unexpected argument",
+        ),
+        (&["--controllers=loadbalancer"], &[], "known controllers"),
+        (&["manager"], &[("vip_arp", "nope")], "vip_arp"),
+        (&["--speaker"], &[("bgp_enable", "true")], "bgp_enable"),
+        (&[], &[("svc_enable", "yes")], "svc_enable"),
+        (&["--secure-port=0"], &[], "not part of this build"),
+    ] {
+        let said = refused(args, variables);
+        assert!(said.contains(expected), "{args:?} {variables:?}: {said}");
+    }
+}
+
+#[test]
+fn version_and_help_are_printed_and_end_well() {
+    let version = run(&["--version"], &[]);
+    assert!(version.status.success());
+    let text = String::from_utf8(version.stdout).unwrap();
+    assert!(text.contains(env!("CARGO_PKG_VERSION")), "{text}");
+
+    let help = run(&["--help"], &[]);
+    assert!(help.status.success());
+    let text = String::from_utf8(help.stdout).unwrap();
+    for heading in [
+        "Generic flags",
+        "Secure serving flags",
+        "Authentication flags",
+        "Authorization flags",
+        "Logging flags",
+        "Harvester flags",
+        "Speaker flags",
+        "Accepted without effect",
+        "Commands (first argument)",
+    ] {
+        assert!(text.contains(heading), "{heading} is missing in\n{text}");
+    }
+}
+
+#[tokio::test]
+async fn health_and_metrics_are_served_over_https() {
+    let plain = free_port();
+    let health = free_port();
+    let metrics = format!("--speaker-metrics-address=127.0.0.1:{plain}");
+    let port = format!("--speaker-health-port={health}");
+    let speaker = Speaker::start(&[&metrics, &port]).await;
+    for (path, code) in [
+        ("/healthz", 200),
+        ("/livez?verbose", 200),
+        ("/livez/runtime", 403),
+        ("/metrics", 403),
+        ("/nothing", 403),
+    ] {
+        let (answered, body) = get(speaker.secure, path).await.unwrap();
+        assert_eq!(answered, code, "{path}: {body}");
+    }
+    let stream = TcpStream::connect(("127.0.0.1", plain)).await.unwrap();
+    let (code, text) = exchange(stream, "/metrics").await;
+    assert_eq!(code, 200);
+    assert!(
+        text.contains("harvester_cloud_provider_build_info{"),
+        "{text}"
+    );
+    assert!(text.contains("process_resident_memory_bytes "), "{text}");
+    let stream = TcpStream::connect(("127.0.0.1", health)).await.unwrap();
+    assert_eq!(exchange(stream, "/healthz").await, (200, "ok".to_owned()));
+    let stream = TcpStream::connect(("127.0.0.1", health)).await.unwrap();
+    assert_eq!(
+        exchange(stream, "/livez/runtime").await,
+        (200, "ok".to_owned())
+    );
+}
+
+#[tokio::test]
+async fn a_signal_stops_in_order_and_in_time() {
+    for signal in ["TERM", "INT"] {
+        let speaker = Speaker::start(&[]).await;
+        let start = clock::now();
+        speaker.signal(signal);
+        let (status, log) = speaker.ended().await;
+        assert!(status.success(), "{signal}: {status} {log}");
+        assert!(clock::now() - start < Duration::from_secs(2), "{signal}");
+        assert!(log.contains("stopped"), "{log}");
+    }
+}
+
+#[tokio::test]
+async fn a_port_in_use_ends_the_start() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = format!("--secure-port={}", taken.local_addr().unwrap().port());
+    let args = ["--speaker", "--bind-address=127.0.0.1", &port];
+    let said = refused(&[&args[..], &["--speaker-node-name=n"]].concat(), &[]);
+    assert!(said.contains("cannot listen on 127.0.0.1"), "{said}");
+}
+
+#[tokio::test]
+async fn the_log_is_json_when_asked_for_and_tells_the_flags() {
+    let speaker = Speaker::start(&["--logging-format=json", "--v=1"]).await;
+    speaker.signal("TERM");
+    let (_, log) = speaker.ended().await;
+    for line in log.lines() {
+        let parsed: Result<serde_json::Value, _> = serde_json::from_str(line);
+        assert!(parsed.is_ok(), "{line}");
+    }
+    assert!(log.contains("FLAG: --speaker-node-name="), "{log}");
+}
+
+#[test]
+fn check_prints_the_effective_configuration() {
+    let output = run(
+        &["check", "--speaker-node-name=n", "--secure-port=0"],
+        &[("svc_enable", "true"), ("vip_interface", "nolink0")],
+    );
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("--speaker-interface=nolink0"), "{text}");
+    assert!(
+        text.contains("FAILED  link nolink0: there is no such link"),
+        "{text}"
+    );
+}
