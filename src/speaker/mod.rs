@@ -12,6 +12,7 @@
 //! | `status`, `facts` | what Services and their authors are told |
 //! | `model`, `run`, `executor` | state, loop, effects |
 //! | `announcer` | frames out, answers in |
+//! | `vips` | the command that prints who owns what |
 
 pub mod announcer;
 pub mod candidates;
@@ -35,6 +36,7 @@ pub mod selection;
 pub mod status;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod vips;
 pub mod wire;
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
@@ -173,15 +175,15 @@ fn observe<K, W>(
 }
 
 fn spawn_monitor(process: &Process, events: mpsc::Sender<Event>) {
-    let (changes, mut changed) = mpsc::channel(EVENTS);
+    let (changes, mut received) = mpsc::channel(EVENTS);
     process.tasks.try_spawn("netlink-monitor", async move {
         let forward = async {
-            while let Some(change) = changed.recv().await {
+            while let Some(change) = received.recv().await {
                 if events.send(Event::Link(change)).await.is_err() {
                     break;
                 }
             }
-            drop(changed);
+            drop(received);
         };
         let (result, ()) = tokio::join!(monitor::run(changes), forward);
         result
@@ -201,7 +203,7 @@ fn spawn_election(
         renew_deadline: config.lease.renew_deadline,
         retry_period: config.lease.retry_period,
     };
-    let (notices, mut noticed) = mpsc::channel(EVENTS);
+    let (notices, mut received) = mpsc::channel(EVENTS);
     // It ends with its commands, after the loop has withdrawn what the Leases protect.
     let election = election::driver::run(
         client.clone(),
@@ -213,12 +215,12 @@ fn spawn_election(
     );
     process.tasks.spawn("election", async move {
         let forward = async {
-            while let Some(notice) = noticed.recv().await {
+            while let Some(notice) = received.recv().await {
                 if events.send(Event::Election(notice)).await.is_err() {
                     break;
                 }
             }
-            drop(noticed);
+            drop(received);
         };
         tokio::join!(election, forward);
     });
