@@ -176,6 +176,7 @@ fn observe<K, W>(
 
 fn spawn_monitor(process: &Process, events: mpsc::Sender<Event>) {
     let (changes, mut received) = mpsc::channel(EVENTS);
+    let shutdown = process.shutdown.clone();
     process.tasks.try_spawn("netlink-monitor", async move {
         let forward = async {
             while let Some(change) = received.recv().await {
@@ -183,10 +184,13 @@ fn spawn_monitor(process: &Process, events: mpsc::Sender<Event>) {
                     break;
                 }
             }
-            drop(received);
         };
-        let (result, ()) = tokio::join!(monitor::run(changes), forward);
-        result
+        // What the kernel still tells while everything is withdrawn is no news.
+        tokio::select! {
+            result = monitor::run(changes) => result,
+            () = forward => Ok(()),
+            () = shutdown.requested() => Ok(()),
+        }
     });
 }
 
