@@ -78,10 +78,7 @@ pub enum Error {
 
 /// Runs the speaker until the process is asked to stop and everything is withdrawn.
 pub async fn run(config: SpeakerConfig, process: Process) -> Result<(), Error> {
-    let source = ClientSource {
-        kubeconfig: config.kubeconfig.clone(),
-        ..ClientSource::default()
-    };
+    let source = client_source(&config);
     let connection = k8s::connect(&source, COMPONENT).await?;
     let mut config = config;
     config.api_server.extend(&connection.api_server);
@@ -121,6 +118,14 @@ pub async fn run(config: SpeakerConfig, process: Process) -> Result<(), Error> {
     };
     speaker.run(process.shutdown.clone()).await;
     Ok(())
+}
+
+fn client_source(config: &SpeakerConfig) -> ClientSource {
+    ClientSource {
+        kubeconfig: config.kubeconfig.clone(),
+        master: config.master.clone(),
+        rate: None,
+    }
 }
 
 /// The watches of Services, EndpointSlices and Nodes.

@@ -10,7 +10,7 @@ use kube::{Api, Client, api::ListParams};
 use serde::Serialize;
 
 use super::{
-    COMPONENT,
+    COMPONENT, client_source,
     desired::IDENTITY_SUFFIX,
     groups::groups,
     selection::{ServiceKey, VipRequest, select},
@@ -19,7 +19,7 @@ use super::{
 use crate::{
     config::SpeakerConfig,
     election::LeaseKey,
-    k8s::{self, ClientSource, within},
+    k8s::{self, within},
 };
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -64,10 +64,7 @@ pub enum State {
 
 /// Prints the VIPs of a cluster, as a table or as JSON.
 pub async fn vips(config: &SpeakerConfig, json: bool) -> Result<String, Error> {
-    let source = ClientSource {
-        kubeconfig: config.kubeconfig.clone(),
-        ..ClientSource::default()
-    };
+    let source = client_source(config);
     let client = k8s::connect(&source, COMPONENT).await?.client;
     let (services, holders) = gather(&client, config).await?;
     let rows = table(&services, &holders, config);
