@@ -132,12 +132,12 @@ impl Node {
 
     /// Pulls the node's plug: no frame, no process and no request of it is left.
     pub async fn power_off(&self) -> Result<()> {
-        self.living.send_replace(false);
-        for api in self.apis() {
-            api.close();
-        }
+        // Silent first: no process may see its API server leave before it is killed itself.
+        self.plug(false).await;
+        self.switch(Host::power_off).await?;
+        self.apis().for_each(ApiProxy::close);
         lock(&self.kube_proxy_process).take();
-        self.switch(Host::power_off).await
+        Ok(())
     }
 
     /// Boots the node: kube-proxy and pods run again, the speaker is the caller's to start.
