@@ -387,6 +387,21 @@ fn a_lease_deleted_under_a_live_foreign_holder_stays_taken_until_its_time_is_ove
 }
 
 #[test]
+fn a_holder_field_emptied_under_a_live_foreign_holder_is_left_to_it_until_its_time_is_over() {
+    let mut bench = Bench::contending(Some(&held("them", 1)));
+    let emptied = LeaseRecord {
+        holder: None,
+        ..LeaseRecord::held(None, "them", TIMINGS.duration, wall(1))
+    };
+    bench.at(4.0).see(&lease(2, &emptied));
+    bench.at(14.9).silent();
+    assert_eq!(bench.at(15.0).replace().1.holder.as_deref(), Some("us"));
+    bench.answer(&Outcome::Object(held("us", 3)));
+    let released = Acquisition::Released { by: None };
+    assert!(bench.events().contains(&Event::Acquired(released)));
+}
+
+#[test]
 fn an_echo_older_than_what_is_known_changes_nothing() {
     let mut bench = Bench::leading();
     bench.at(2.0).replace();
