@@ -24,8 +24,10 @@ const WORKERS: usize = 2;
 enum Error {
     #[error("the cloud controllers are not part of this build; use --speaker or --controllers=-*")]
     NoControllers,
-    #[error("the command vips is not part of this build")]
-    NoVips,
+    #[error(transparent)]
+    Vips(#[from] speaker::vips::Error),
+    #[error("the command vips is about the speaker: --speaker=false makes no sense with it")]
+    NoSpeaker,
     #[error(transparent)]
     Logging(#[from] logging::Error),
     #[error("cannot start the runtime")]
@@ -74,7 +76,11 @@ fn main() -> ExitCode {
 fn start(invocation: Invocation) -> Result<bool, Error> {
     match invocation {
         Invocation::Print(text) => io::stdout().write_all(text.as_bytes())?,
-        Invocation::Vips { .. } => return Err(Error::NoVips),
+        Invocation::Vips { config, json } => {
+            let speaker = config.speaker.ok_or(Error::NoSpeaker)?;
+            let table = in_runtime(speaker::vips::vips(&speaker, json))??;
+            io::stdout().write_all(table.as_bytes())?;
+        }
         Invocation::Check(config) => {
             let report = in_runtime(check::run(&config))?;
             io::stdout().write_all(report.text.as_bytes())?;

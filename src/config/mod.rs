@@ -319,6 +319,8 @@ pub struct SpeakerConfig {
     pub health_port: Option<u16>,
     /// Guest cluster kubeconfig; `None` is in-cluster.
     pub kubeconfig: Option<PathBuf>,
+    /// Address of the API server, instead of the kubeconfig's.
+    pub master: Option<String>,
     /// The API server's own addresses, never accepted as VIPs.
     pub api_server: Vec<IpAddr>,
 }

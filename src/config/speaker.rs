@@ -62,6 +62,7 @@ pub(super) fn decide(
         metrics_address: flags.speaker_metrics_address.0,
         health_port: Some(flags.speaker_health_port).filter(|port| *port != 0),
         kubeconfig: parsed.flags.misc.kubeconfig.clone(),
+        master: parsed.flags.misc.master.clone(),
         api_server: api_server(surroundings),
     }
 }

@@ -84,6 +84,7 @@ fn the_speakers_defaults_are_those_of_the_design() {
         metrics_address: None,
         health_port: None,
         kubeconfig: None,
+        master: None,
         api_server: vec![],
     };
     assert_eq!(config, expected);

@@ -111,9 +111,12 @@ pub async fn run<E>(
         ended
     };
     let stopped = tokio::select! {
-        ended = tokio::time::timeout(STOP_BUDGET, withdrawn) => match ended {
-            Ok(ended) => ended.map_err(Error::Work),
-            Err(_) => Err(Error::Overdue),
+        ended = tokio::time::timeout(STOP_BUDGET, withdrawn) => if let Ok(ended) = ended {
+            ended.map_err(Error::Work)
+        } else {
+            let tasks = process.tasks.running().join(", ");
+            tracing::error!(tasks, "these tasks did not return in time");
+            Err(Error::Overdue)
         },
         signal = signals.next() => {
             tracing::warn!(signal, "stopping at once");

@@ -4,7 +4,13 @@
 //! There is no other spawn in the program. [`Tasks`] is given to whoever spawns, [`Failures`] stays
 //! with the process's root, which waits for the first failure.
 
-use std::{convert::Infallible, error::Error, panic::AssertUnwindSafe};
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    error::Error,
+    panic::AssertUnwindSafe,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use futures_util::FutureExt as _;
 use tokio::sync::mpsc;
@@ -18,6 +24,31 @@ pub struct Tasks {
     tracker: TaskTracker,
     shutdown: Shutdown,
     failures: mpsc::Sender<Failure>,
+    running: Running,
+}
+
+/// How many tasks of each name run, to name those that do not end.
+#[derive(Debug, Clone, Default)]
+struct Running(Arc<Mutex<BTreeMap<&'static str, usize>>>);
+
+impl Running {
+    fn locked(&self) -> MutexGuard<'_, BTreeMap<&'static str, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(&self, name: &'static str) {
+        *self.locked().entry(name).or_default() += 1;
+    }
+
+    fn leave(&self, name: &'static str) {
+        let mut running = self.locked();
+        if let Some(count) = running.get_mut(name) {
+            *count -= 1;
+            if *count == 0 {
+                running.remove(name);
+            }
+        }
+    }
 }
 
 /// The task that ended the process.
@@ -61,6 +92,7 @@ impl Tasks {
             tracker: TaskTracker::new(),
             shutdown,
             failures,
+            running: Running::default(),
         };
         (tasks, Failures(receiver))
     }
@@ -79,8 +111,11 @@ impl Tasks {
         E: Error + Send + Sync + 'static,
     {
         let (shutdown, failures) = (self.shutdown.clone(), self.failures.clone());
+        let running = self.running.clone();
+        running.enter(name);
         self.tracker.spawn(async move {
             let outcome = AssertUnwindSafe(task).catch_unwind().await;
+            running.leave(name);
             let cause = match outcome {
                 Ok(Ok(())) if shutdown.is_requested() => return,
                 Ok(Ok(())) => Cause::Ended,
@@ -94,6 +129,11 @@ impl Tasks {
             // A full channel already holds the failure that ends the process.
             let _ = failures.try_send(Failure { task: name, cause });
         });
+    }
+
+    /// Names of the tasks that have not returned.
+    pub fn running(&self) -> Vec<&'static str> {
+        self.running.locked().keys().copied().collect()
     }
 
     /// Waits until every task has returned. Call it after a stop was requested.
@@ -136,9 +176,12 @@ mod tests {
         let shutdown = Shutdown::new();
         let (tasks, mut failures) = Tasks::new(shutdown.clone());
         let stop = shutdown.clone();
+        assert_eq!(tasks.running(), [""; 0]);
         tasks.spawn("orderly", async move { stop.requested().await });
+        assert_eq!(tasks.running(), ["orderly"]);
         shutdown.request();
         tasks.finished().await;
+        assert_eq!(tasks.running(), [""; 0]);
         assert!(failures.first().now_or_never().is_none());
     }
 }

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     election::LeaseKey,
-    net::link::{LinkIndex, VipAddress},
+    net::link::{LinkIndex, MacAddress, Snapshot, VipAddress},
 };
 
 mod group;
@@ -97,6 +97,24 @@ pub fn desired(model: &Model, now: Instant) -> Option<Desired> {
     decision.links(&mut desired);
     decision.wake(&mut desired);
     Some(desired)
+}
+
+/// The MACs of links with addresses of their own, which the veth ends of Pods have not.
+fn host_macs(links: &Snapshot) -> Vec<MacAddress> {
+    let addressed: BTreeSet<LinkIndex> = links
+        .addresses
+        .values()
+        .filter(|a| !a.marked)
+        .filter(|a| !matches!(a.address, IpAddr::V6(v6) if v6.is_unicast_link_local()))
+        .map(|a| a.link)
+        .collect();
+    links
+        .links
+        .values()
+        .filter(|link| addressed.contains(&link.index))
+        .filter_map(|link| link.mac)
+        .filter(|mac| *mac != MacAddress::ZERO)
+        .collect()
 }
 
 /// Every Node's addresses, by address.
@@ -250,6 +268,7 @@ impl Decision<'_> {
             mac: link.mac?,
             link_local,
             neighbours,
+            host_macs: host_macs(links),
         })
     }
 

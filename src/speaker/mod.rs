@@ -12,6 +12,7 @@
 //! | `status`, `facts` | what Services and their authors are told |
 //! | `model`, `run`, `executor` | state, loop, effects |
 //! | `announcer` | frames out, answers in |
+//! | `vips` | the command that prints who owns what |
 
 pub mod announcer;
 pub mod candidates;
@@ -35,6 +36,7 @@ pub mod selection;
 pub mod status;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod vips;
 pub mod wire;
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
@@ -76,10 +78,7 @@ pub enum Error {
 
 /// Runs the speaker until the process is asked to stop and everything is withdrawn.
 pub async fn run(config: SpeakerConfig, process: Process) -> Result<(), Error> {
-    let source = ClientSource {
-        kubeconfig: config.kubeconfig.clone(),
-        ..ClientSource::default()
-    };
+    let source = client_source(&config);
     let connection = k8s::connect(&source, COMPONENT).await?;
     let mut config = config;
     config.api_server.extend(&connection.api_server);
@@ -119,6 +118,14 @@ pub async fn run(config: SpeakerConfig, process: Process) -> Result<(), Error> {
     };
     speaker.run(process.shutdown.clone()).await;
     Ok(())
+}
+
+fn client_source(config: &SpeakerConfig) -> ClientSource {
+    ClientSource {
+        kubeconfig: config.kubeconfig.clone(),
+        master: config.master.clone(),
+        rate: None,
+    }
 }
 
 /// The watches of Services, EndpointSlices and Nodes.
@@ -173,18 +180,22 @@ fn observe<K, W>(
 }
 
 fn spawn_monitor(process: &Process, events: mpsc::Sender<Event>) {
-    let (changes, mut changed) = mpsc::channel(EVENTS);
+    let (changes, mut received) = mpsc::channel(EVENTS);
+    let shutdown = process.shutdown.clone();
     process.tasks.try_spawn("netlink-monitor", async move {
         let forward = async {
-            while let Some(change) = changed.recv().await {
+            while let Some(change) = received.recv().await {
                 if events.send(Event::Link(change)).await.is_err() {
                     break;
                 }
             }
-            drop(changed);
         };
-        let (result, ()) = tokio::join!(monitor::run(changes), forward);
-        result
+        // What the kernel still tells while everything is withdrawn is no news.
+        tokio::select! {
+            result = monitor::run(changes) => result,
+            () = forward => Ok(()),
+            () = shutdown.requested() => Ok(()),
+        }
     });
 }
 
@@ -201,7 +212,7 @@ fn spawn_election(
         renew_deadline: config.lease.renew_deadline,
         retry_period: config.lease.retry_period,
     };
-    let (notices, mut noticed) = mpsc::channel(EVENTS);
+    let (notices, mut received) = mpsc::channel(EVENTS);
     // It ends with its commands, after the loop has withdrawn what the Leases protect.
     let election = election::driver::run(
         client.clone(),
@@ -213,12 +224,12 @@ fn spawn_election(
     );
     process.tasks.spawn("election", async move {
         let forward = async {
-            while let Some(notice) = noticed.recv().await {
+            while let Some(notice) = received.recv().await {
                 if events.send(Event::Election(notice)).await.is_err() {
                     break;
                 }
             }
-            drop(noticed);
+            drop(received);
         };
         tokio::join!(election, forward);
     });

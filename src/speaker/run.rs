@@ -103,9 +103,7 @@ impl Loop {
         let mut last = None;
         for _ in 0..ROUNDS {
             let now = clock::now();
-            let Some(wanted) = desired(&self.model, now) else {
-                return None;
-            };
+            let wanted = desired(&self.model, now)?;
             self.model.remember(&wanted, now);
             let actions = plan(&self.model, &wanted, now);
             let idle = actions.is_empty();

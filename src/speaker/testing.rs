@@ -61,6 +61,7 @@ pub(crate) fn config() -> SpeakerConfig {
         metrics_address: None,
         health_port: None,
         kubeconfig: None,
+        master: None,
         api_server: Vec::new(),
     }
 }

@@ -127,9 +127,11 @@ struct Announcer {
 
 impl Announcer {
     fn new(facts: LinkFacts, settings: &Settings, seed: u64) -> Self {
+        let mut witness = Witness::new(facts.mac, &facts.neighbours);
+        witness.handle_host(&facts.host_macs);
         Self {
             schedule: Schedule::new(settings.interval, seed),
-            witness: Witness::new(facts.mac, &facts.neighbours),
+            witness,
             facts,
             frames: HashMap::new(),
             fresh: HashSet::new(),
@@ -165,6 +167,7 @@ impl Announcer {
             Command::Facts(facts) => {
                 self.frames.clear();
                 self.witness.handle_facts(facts.mac, &facts.neighbours);
+                self.witness.handle_host(&facts.host_macs);
                 if facts.mac != self.facts.mac {
                     self.schedule.handle_mac_change(now);
                 }

@@ -30,6 +30,9 @@ pub struct LinkFacts {
     pub link_local: Option<Ipv6Addr>,
     /// The cluster's node addresses on this link, without our own.
     pub neighbours: Vec<IpAddr>,
+    /// The MACs of all links of this host: where several are in one segment, the kernel answers on
+    /// each of them for every address it has, and that is no stranger.
+    pub host_macs: Vec<MacAddress>,
 }
 
 /// What a link's announcer is told.

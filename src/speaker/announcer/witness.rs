@@ -163,6 +163,8 @@ struct Suspect {
 pub(super) struct Witness {
     /// The present MAC first.
     ours: VecDeque<MacAddress>,
+    /// Those of this host's other links.
+    host: Vec<MacAddress>,
     nodes: HashMap<IpAddr, Node>,
     questions: HashMap<IpAddr, Open>,
     announced: HashMap<IpAddr, Defence>,
@@ -181,6 +183,7 @@ impl Witness {
     pub(super) fn new(mac: MacAddress, nodes: &[IpAddr]) -> Self {
         let mut witness = Self {
             ours: VecDeque::new(),
+            host: Vec::new(),
             nodes: HashMap::new(),
             questions: HashMap::new(),
             announced: HashMap::new(),
@@ -193,6 +196,11 @@ impl Witness {
         };
         witness.handle_facts(mac, nodes);
         witness
+    }
+
+    /// The MACs of all links of this host.
+    pub(super) fn handle_host(&mut self, macs: &[MacAddress]) {
+        self.host = macs.to_vec();
     }
 
     pub(super) fn handle_facts(&mut self, mac: MacAddress, nodes: &[IpAddr]) {
@@ -263,7 +271,7 @@ impl Witness {
         let Some(claim) = heard.claim() else {
             return Notice::Nothing;
         };
-        if self.ours.contains(&claim.mac) || self.ours.contains(&heard.ethernet_source()) {
+        if self.is_own(claim.mac) || self.is_own(heard.ethernet_source()) {
             return Notice::Own;
         }
         if let Some(node) = self.nodes.get_mut(&claim.address) {
@@ -472,6 +480,10 @@ impl Witness {
     }
 
     /// The node with this MAC; by its address of the VIP's family where it has two.
+    fn is_own(&self, mac: MacAddress) -> bool {
+        self.ours.contains(&mac) || self.host.contains(&mac)
+    }
+
     fn node_of(&self, vip: IpAddr, mac: MacAddress) -> Option<IpAddr> {
         self.nodes
             .iter()

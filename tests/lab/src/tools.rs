@@ -71,34 +71,48 @@ impl Tools {
     }
 
     fn find_or_build() -> Result<Self> {
+        let mut shelf = Shelf {
+            assets: environment(ASSETS).map(PathBuf::from),
+            built: None,
+        };
         Ok(Self {
-            etcd: program(&ETCD)?,
-            kube_apiserver: program(&KUBE_APISERVER)?,
-            kube_controller_manager: program(&KUBE_CONTROLLER_MANAGER)?,
-            kube_proxy: program(&KUBE_PROXY)?,
+            etcd: shelf.program(&ETCD)?,
+            kube_apiserver: shelf.program(&KUBE_APISERVER)?,
+            kube_controller_manager: shelf.program(&KUBE_CONTROLLER_MANAGER)?,
+            kube_proxy: shelf.program(&KUBE_PROXY)?,
         })
     }
 }
 
-fn program(recipe: &Recipe) -> Result<PathBuf> {
-    if let Some(assets) = environment(ASSETS) {
-        let found = PathBuf::from(assets).join(recipe.name);
-        if found.is_file() {
-            return Ok(found);
+/// Where programs are looked for.
+struct Shelf {
+    assets: Option<PathBuf>,
+    /// The folder of built programs, once something had to be looked for there.
+    built: Option<PathBuf>,
+}
+
+impl Shelf {
+    fn program(&mut self, recipe: &Recipe) -> Result<PathBuf> {
+        let supplied = self.assets.as_ref().map(|assets| assets.join(recipe.name));
+        if let Some(supplied) = supplied.filter(|it| it.is_file()) {
+            return Ok(supplied);
         }
+        let folder = match &self.built {
+            Some(folder) => folder,
+            None => self.built.insert(cache_folder()?),
+        };
+        let wanted = folder.join(recipe.name);
+        if wanted.is_file() {
+            return Ok(wanted);
+        }
+        fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+        let lock = File::create(folder.join("lock")).context("creating the lock of the build")?;
+        lock.lock().context("waiting for another build")?;
+        if !wanted.is_file() {
+            build(recipe, &wanted)?;
+        }
+        Ok(wanted)
     }
-    let folder = cache_folder()?;
-    let wanted = folder.join(recipe.name);
-    if wanted.is_file() {
-        return Ok(wanted);
-    }
-    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-    let lock = File::create(folder.join("lock")).context("creating the lock of the build")?;
-    lock.lock().context("waiting for another build")?;
-    if !wanted.is_file() {
-        build(recipe, &wanted)?;
-    }
-    Ok(wanted)
 }
 
 fn build(recipe: &Recipe, wanted: &Path) -> Result<()> {
@@ -279,6 +293,26 @@ mod tests {
             None
         );
         assert_eq!(pinned("", "k8s.io/kubernetes"), None);
+    }
+
+    #[test]
+    fn a_program_in_the_assets_is_taken_from_there() {
+        let assets = std::env::temp_dir().join(format!("lab-assets-{}", std::process::id()));
+        fs::create_dir_all(&assets).unwrap();
+        fs::write(assets.join("etcd"), "").unwrap();
+        let built = assets.join("built");
+        fs::create_dir_all(&built).unwrap();
+        fs::write(built.join("kube-proxy"), "").unwrap();
+        let mut shelf = Shelf {
+            assets: Some(assets.clone()),
+            built: Some(built.clone()),
+        };
+        assert_eq!(shelf.program(&ETCD).unwrap(), assets.join("etcd"));
+        assert_eq!(
+            shelf.program(&KUBE_PROXY).unwrap(),
+            built.join("kube-proxy")
+        );
+        fs::remove_dir_all(&assets).unwrap();
     }
 
     #[test]

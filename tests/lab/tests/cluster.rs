@@ -9,12 +9,12 @@ use anyhow::{Result, ensure};
 use futures_util::TryStreamExt;
 use http::StatusCode;
 use k8s_openapi::api::{
-    core::v1::{Namespace, Node as NodeObject, Service as ServiceObject},
+    core::v1::{Event, Namespace, Node as NodeObject, Service as ServiceObject},
     discovery::v1::{Endpoint, EndpointSlice},
 };
 use kube::{
     Api,
-    api::{ListParams, WatchEvent, WatchParams},
+    api::{ListParams, PostParams, WatchEvent, WatchParams},
 };
 use lab::{
     Cluster, Failure, Node, Settings, clock,
@@ -254,6 +254,139 @@ async fn a_paused_node_is_silent_and_resumes_where_it_was() -> Result<()> {
         "ok"
     );
     wait_ready(node, true).await?;
+    cluster.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_cut_from_the_api_still_reaches_its_neighbours() -> Result<()> {
+    if !possible() {
+        return Ok(());
+    }
+    let cluster = Cluster::start(2).await?;
+    let (node, other) = (cluster.node(0), cluster.node(1));
+    let pod = cluster.pod("web").on(other).serve_http(8080).await?;
+    let api = SocketAddr::from(([127, 0, 0, 1], 6443));
+    let neighbour = SocketAddr::new(pod.addresses().1.into(), 8080);
+    let short = Duration::from_millis(300);
+
+    node.cut_from_api().await?;
+    assert!(
+        http_client::get(node.host(), api, "/readyz", short)
+            .await
+            .is_err()
+    );
+    assert!(
+        http_client::get(node.host(), neighbour, "/", HTTP)
+            .await
+            .is_ok()
+    );
+    node.api().heal();
+    assert!(
+        http_client::get(node.host(), api, "/readyz", short)
+            .await
+            .is_err()
+    );
+    node.restore_api().await?;
+    assert!(
+        http_client::get(node.host(), api, "/readyz", HTTP)
+            .await
+            .is_ok()
+    );
+
+    let requests = cluster.requests();
+    assert_eq!(requests[node.name()].of("get", "/readyz"), 3);
+    assert!(requests[&format!("{}-kube-proxy", node.name())].of("watch", "services") > 0);
+    cluster.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_objects_of_a_scenario_can_be_changed_and_looked_at() -> Result<()> {
+    if !possible() {
+        return Ok(());
+    }
+    let cluster = Cluster::builder("objects")
+        .nodes(1)
+        .kube_proxy(false)
+        .start()
+        .await?;
+    let node = cluster.node(0);
+    node.cordon().await?;
+    node.label("color", "blue").await?;
+    node.taint("lab.invalid/broken", "NoSchedule").await?;
+    let nodes = Api::<NodeObject>::all(cluster.kube());
+    let tainted = |node: &NodeObject| {
+        let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+        taints.is_some_and(|all| all.iter().any(|it| it.key == "lab.invalid/broken"))
+    };
+    let object = nodes.get(node.name()).await?;
+    assert_eq!(
+        object
+            .metadata
+            .labels
+            .iter()
+            .flatten()
+            .filter(|it| it.1 == "blue")
+            .count(),
+        1
+    );
+    assert_eq!(
+        object.spec.as_ref().and_then(|spec| spec.unschedulable),
+        Some(true)
+    );
+    assert!(tainted(&object));
+    node.uncordon().await?;
+    node.unlabel("color").await?;
+    node.untaint("lab.invalid/broken").await?;
+    let object = nodes.get(node.name()).await?;
+    assert!(
+        !object
+            .metadata
+            .labels
+            .unwrap_or_default()
+            .contains_key("color")
+    );
+    assert!(
+        cluster
+            .lease("kube-node-lease", node.name())
+            .await?
+            .is_some()
+    );
+
+    let service = cluster
+        .service("web")
+        .load_balancer_ip(cluster.vip(0))
+        .class("lab.invalid/class")
+        .annotation("color", "blue")
+        .port(80, 8080)
+        .create()
+        .await?;
+    let edited = service
+        .edit(|it| it.spec.get_or_insert_default().load_balancer_ip = None)
+        .await?;
+    let spec = edited.spec.unwrap_or_default();
+    assert_eq!(
+        spec.load_balancer_class.as_deref(),
+        Some("lab.invalid/class")
+    );
+    assert_eq!(spec.load_balancer_ip, None);
+    let event = serde_json::from_value::<Event>(serde_json::json!({
+        "metadata": { "name": "web.1" },
+        "involvedObject": { "kind": "Service", "name": "web", "namespace": cluster.namespace() },
+        "type": "Warning",
+        "reason": "Test",
+        "message": "as a speaker would",
+    }))?;
+    let proxy = cluster.speaker_proxy("speaker")?;
+    let events = Api::<Event>::namespaced(proxy.client()?, cluster.namespace());
+    events.create(&PostParams::default(), &event).await?;
+    let incidents = service.events().await?;
+    assert_eq!(incidents.len(), 1);
+    assert_eq!(
+        (&*incidents[0].kind, &*incidents[0].reason),
+        ("Warning", "Test")
+    );
+    service.delete().await?;
+    assert_eq!(service.status_ips().await?, [] as [IpAddr; 0]);
     cluster.stop().await
 }
 

@@ -70,6 +70,7 @@ fn facts(announcer: Wire) -> LinkFacts {
         mac: announcer.mac,
         link_local: Some(LOCAL),
         neighbours: vec![NODE],
+        host_macs: Vec::new(),
     }
 }
 

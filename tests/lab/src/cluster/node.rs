@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::Node as NodeObject;
+use k8s_openapi::api::core::v1::{Node as NodeObject, Taint};
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
@@ -132,12 +132,12 @@ impl Node {
 
     /// Pulls the node's plug: no frame, no process and no request of it is left.
     pub async fn power_off(&self) -> Result<()> {
-        self.living.send_replace(false);
-        for api in self.apis() {
-            api.close();
-        }
+        // Silent first: no process may see its API server leave before it is killed itself.
+        self.plug(false).await;
+        self.switch(Host::power_off).await?;
+        self.apis().for_each(ApiProxy::close);
         lock(&self.kube_proxy_process).take();
-        self.switch(Host::power_off).await
+        Ok(())
     }
 
     /// Boots the node: kube-proxy and pods run again, the speaker is the caller's to start.
@@ -216,12 +216,18 @@ impl Node {
 
     /// Adds a taint, with effect `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
     pub async fn taint(&self, key: &str, effect: &str) -> Result<()> {
-        self.patch(json!({ "spec": { "taints": [{ "key": key, "effect": effect }] } }))
+        let taint = Taint {
+            key: key.to_owned(),
+            effect: effect.to_owned(),
+            ..Taint::default()
+        };
+        self.change_taints(|taints| taints.push(taint.clone()))
             .await
     }
 
+    /// Takes every taint of that key away.
     pub async fn untaint(&self, key: &str) -> Result<()> {
-        self.patch(json!({ "spec": { "taints": [{ "$patch": "delete", "key": key }] } }))
+        self.change_taints(|taints| taints.retain(|taint| taint.key != key))
             .await
     }
 
@@ -276,8 +282,37 @@ impl Node {
         std::iter::once(&self.api).chain(self.kube_proxy_api())
     }
 
+    /// Writes the whole list, as the API has it, and again if somebody else wrote it meanwhile.
+    async fn change_taints(&self, change: impl Fn(&mut Vec<Taint>)) -> Result<()> {
+        loop {
+            let node = self
+                .objects()
+                .get(&self.name)
+                .await
+                .context("reading a Node")?;
+            let mut taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
+            change(&mut taints);
+            let patch = Patch::Merge(json!({
+                "metadata": { "resourceVersion": node.metadata.resource_version },
+                "spec": { "taints": taints },
+            }));
+            match self
+                .objects()
+                .patch(&self.name, &PatchParams::default(), &patch)
+                .await
+            {
+                Err(kube::Error::Api(status)) if status.is_conflict() => {}
+                other => {
+                    return other
+                        .map(drop)
+                        .with_context(|| format!("tainting {}", self.name));
+                }
+            }
+        }
+    }
+
     async fn patch(&self, patch: Value) -> Result<()> {
-        let patch = Patch::Strategic(patch);
+        let patch = Patch::Merge(patch);
         let patched = self
             .objects()
             .patch(&self.name, &PatchParams::default(), &patch)
