@@ -162,8 +162,9 @@ fn without_the_right_to_delete_leases_they_are_released_and_stay() {
         let owner = stage.owner(vip(stage, 0)).await?;
         web.delete().await?;
         stage.nobody(vip(stage, 0)).await?;
-        let warning = "the API server refuses an election call";
-        stage.speakers[owner].wait_for_log(warning, SOON).await?;
+        for line in ["the API server refuses an election call", "lease retired"] {
+            stage.speakers[owner].wait_for_log(line, SOON).await?;
+        }
         let released = stage.lease("kubevip-web").await?;
         ensure!(released.holder_identity.as_deref() == Some(""));
         stage.bare("web", vip(stage, 0)).await?;

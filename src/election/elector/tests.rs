@@ -467,16 +467,37 @@ fn retiring_for_good_leaves_what_another_holds() {
 }
 
 #[test]
-fn a_release_is_tried_for_two_seconds_and_then_given_up() {
+fn a_release_is_tried_for_its_budget_and_then_given_up() {
     let mut bench = Bench::leading();
     bench.elector.handle_retire(false, bench.now);
     bench.replace();
     bench.answer(&Outcome::Failed { after: None });
     bench.at(0.1).replace();
-    bench.at(1.9);
+    bench.at(1.4);
     assert_eq!(bench.news(), []);
-    bench.at(2.0);
+    bench.at(1.5);
     assert_eq!(bench.news(), [Event::Retired]);
+}
+
+#[test]
+fn a_deletion_that_is_not_allowed_is_tried_once() {
+    let mut bench = Bench::leading();
+    bench.elector.handle_retire(true, bench.now);
+    bench.replace();
+    bench.answer(&Outcome::Object(released(2)));
+    assert!(matches!(bench.call(), Some(Call::Delete { .. })));
+    bench.answer(&Outcome::Refused);
+    assert_eq!(bench.news(), [Event::Retired]);
+    bench.at(1.0).silent();
+}
+
+#[test]
+fn a_refused_acquisition_is_tried_again_like_any_other_failure() {
+    let mut bench = Bench::contending(None);
+    bench.create();
+    bench.answer(&Outcome::Refused);
+    bench.silent();
+    bench.at(4.5).get();
 }
 
 #[test]
