@@ -113,8 +113,8 @@ async fn serve(config: Config) -> Result<(), Error> {
         tracing::warn!("the cloud controllers are not part of this build: only the speaker runs");
     }
     let (process, failures) = Process::new();
-    let served = ports.serve(&process).await?;
     let work = speaker::run(speaker, process.clone());
+    let served = ports.serve(&process).await?;
     runtime::run(process, failures, served, work).await?;
     tracing::info!("stopped");
     Ok(())

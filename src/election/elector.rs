@@ -49,7 +49,9 @@ use super::{
 };
 
 /// How long a release may be tried.
-pub const RELEASE_BUDGET: Duration = Duration::from_secs(2);
+///
+/// Short enough for an orderly stop within two seconds when the server does not answer.
+pub const RELEASE_BUDGET: Duration = Duration::from_millis(1_500);
 const RELEASE_RETRY: Duration = Duration::from_millis(100);
 
 /// A call for the driver to make; every write is conditional on `base`.
@@ -79,6 +81,8 @@ pub enum Outcome {
     Conflict,
     /// Anything else, an unknown result included: try again, not before `after`.
     Failed { after: Option<Duration> },
+    /// The server will not do it, now or later, unless somebody changes something.
+    Refused,
 }
 
 /// What the driver passes on.
@@ -288,6 +292,9 @@ impl Elector {
             }
             Outcome::Conflict => self.handle_conflict(&pending, now, jitter),
             Outcome::Failed { after } => self.handle_failure(&pending, *after, now, jitter),
+            // Nobody waits for a release that is not allowed; its time runs out by itself.
+            Outcome::Refused if matches!(self.role, Role::Releasing { .. }) => self.retired(now),
+            Outcome::Refused => self.handle_failure(&pending, None, now, jitter),
         }
         self.settle(now);
     }

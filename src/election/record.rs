@@ -55,6 +55,12 @@ impl LeaseRecord {
         }
     }
 
+    /// Whether a holder let the Lease go with this record, as [`Self::released`] and client-go write
+    /// it. A holder field that somebody else emptied leaves the other fields as they were.
+    pub fn is_release(&self) -> bool {
+        self.holder.is_none() && self.duration == Some(RELEASED_DURATION)
+    }
+
     /// Writes the record into `spec` and leaves the other fields alone.
     pub fn write_to(&self, spec: &mut LeaseSpec) {
         // An empty string, not an absent field: that is what client-go writes and expects.

@@ -42,6 +42,8 @@ pub struct Observed {
     renewed: bool,
     /// Whose release this is, where seen.
     released_by: Option<String>,
+    /// Without a holder: since when it is, or will be, free.
+    free: Instant,
 }
 
 /// What an observation was.
@@ -66,7 +68,8 @@ impl View {
 
     pub fn observe(&mut self, object: &Arc<Lease>, now: Instant) -> Change {
         let record = LeaseRecord::from(object.as_ref());
-        let (change, renewed, released_by) = match &mut self.state {
+        let taken_until = self.taken_until();
+        let (change, renewed, before) = match &mut self.state {
             State::Present(seen) if is_older(object, &seen.object) => return Change::Stale,
             State::Present(seen) if seen.record == record => {
                 let same = same_version(object, &seen.object);
@@ -84,12 +87,17 @@ impl View {
             State::Absent { .. } => (Change::Version, true, None),
             State::Unknown => (Change::Version, false, None),
         };
+        // Only the holder itself releases in this form. Whoever else empties the field does not stop
+        // the holder, which goes on until it notices.
+        let orderly = record.is_release();
+        let free = taken_until.filter(|_| !orderly).unwrap_or(now).max(now);
         self.state = State::Present(Observed {
             object: Arc::clone(object),
-            released_by: released_by.filter(|_| record.holder.is_none()),
+            released_by: before.filter(|_| orderly),
             record,
             changed: now,
             renewed,
+            free,
         });
         change
     }
@@ -97,10 +105,10 @@ impl View {
     /// The object is gone. A foreign holder goes on until it notices, so its time still counts; a
     /// released or own record protects nobody.
     pub fn vanish(&mut self, now: Instant) {
-        let free = match &self.state {
-            State::Absent { free } => *free,
-            State::Present(seen) if !self.is_ours(seen) => self.expiry().unwrap_or(now).max(now),
-            State::Present(_) | State::Unknown => now,
+        let free = self.taken_until().unwrap_or(now);
+        let free = match self.state {
+            State::Absent { .. } => free,
+            State::Present(_) | State::Unknown => free.max(now),
         };
         self.state = State::Absent { free };
     }
@@ -170,7 +178,7 @@ impl View {
         Some(match &seen.record.holder {
             None => {
                 let by = seen.released_by.clone();
-                (seen.changed, Acquisition::Released { by })
+                (seen.free, Acquisition::Released { by })
             }
             Some(_) if self.is_ours(seen) => (seen.changed, Acquisition::Resumed),
             Some(by) => (self.expiry()?, Acquisition::Expired { by: by.clone() }),
@@ -196,6 +204,17 @@ impl View {
                 renewed: seen.renewed,
             })
         }))
+    }
+
+    /// Until when a foreign holder, on record or not any more, may still believe that it holds.
+    fn taken_until(&self) -> Option<Instant> {
+        match &self.state {
+            State::Unknown => None,
+            State::Absent { free } => Some(*free),
+            State::Present(seen) if self.is_ours(seen) => None,
+            State::Present(seen) if seen.record.holder.is_none() => Some(seen.free),
+            State::Present(_) => self.expiry(),
+        }
     }
 
     fn is_ours(&self, seen: &Observed) -> bool {

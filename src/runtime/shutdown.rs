@@ -24,6 +24,11 @@ impl Shutdown {
         self.0.is_cancelled()
     }
 
+    /// For what takes a token: cancelled when a stop is requested.
+    pub fn token(&self) -> CancellationToken {
+        self.0.child_token()
+    }
+
     /// Returns once a stop is requested. Cancel safe.
     pub async fn requested(&self) {
         self.0.cancelled().await;

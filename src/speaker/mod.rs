@@ -57,6 +57,7 @@ use crate::{
     net::monitor,
     runtime::{
         Process, clock,
+        health::Check,
         informer::{self, Delta, InformerStatus, Selection},
     },
 };
@@ -81,7 +82,15 @@ pub enum Error {
 }
 
 /// Runs the speaker until the process is asked to stop and everything is withdrawn.
-pub async fn run(config: SpeakerConfig, process: Process) -> Result<(), Error> {
+///
+/// The process is not ready from this call on, even before the future is polled, until the first
+/// decision: call it before the ports are served.
+pub fn run(config: SpeakerConfig, process: Process) -> impl Future<Output = Result<(), Error>> {
+    let ready = process.health.readiness("caches-synced");
+    start(config, process, ready)
+}
+
+async fn start(config: SpeakerConfig, process: Process, ready: Check) -> Result<(), Error> {
     let source = client_source(&config);
     let connection = k8s::connect(&source, COMPONENT).await?;
     let mut config = config;
@@ -99,10 +108,9 @@ pub async fn run(config: SpeakerConfig, process: Process) -> Result<(), Error> {
     let (election, commands) = mpsc::channel(COMMANDS);
     let elections = spawn_election(&config, &client, &process, commands, events.clone());
     let (recorder, recording) = Recorder::new(client.clone(), COMPONENT, &config.node_name);
-    // It ends with the last recorder, which the loop holds.
     process.tasks.spawn(
         "events",
-        recording.run(CancellationToken::new(), EVENTS_BUDGET),
+        recording.run(process.shutdown.token(), EVENTS_BUDGET),
     );
 
     let announcer = announcer::Settings {
@@ -119,7 +127,7 @@ pub async fn run(config: SpeakerConfig, process: Process) -> Result<(), Error> {
         beat: process.health.watchdog("speaker-loop", LOOP_LIMIT),
         elections,
         metrics,
-        ready: process.health.readiness("caches-synced"),
+        ready,
     };
     speaker.run(process.shutdown.clone()).await;
     Ok(())

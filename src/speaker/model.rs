@@ -196,6 +196,9 @@ impl Model {
                 if let Some(wire) = self.wire.get_mut(&vip).filter(|w| w.link == link) {
                     wire.handle_clear(now);
                 }
+                if let Some(asking) = self.observed.asking.get_mut(&(link, vip)) {
+                    asking.judged = true;
+                }
             }
             AnnouncerEvent::Answered {
                 link,

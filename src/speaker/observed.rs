@@ -110,6 +110,15 @@ impl Write {
     }
 }
 
+/// A question that was put to a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asking {
+    pub question: Question,
+    /// It was answered by silence. Late answers still come, but no second verdict: who needs one
+    /// asks anew.
+    pub judged: bool,
+}
+
 /// What was seen, and what is under way.
 #[derive(Debug, Default)]
 pub struct Observed {
@@ -123,7 +132,7 @@ pub struct Observed {
     pub announcer_failures: BTreeMap<LinkIndex, Failure>,
     /// VIPs being announced; true while somebody else may answer too.
     pub announcing: BTreeMap<(LinkIndex, IpAddr), bool>,
-    pub asking: BTreeMap<(LinkIndex, IpAddr), Question>,
+    pub asking: BTreeMap<(LinkIndex, IpAddr), Asking>,
     pub contests: BTreeMap<LeaseKey, Contest>,
     /// Every Lease's holder, as last seen.
     pub holders: BTreeMap<LeaseKey, Holder>,
@@ -166,7 +175,11 @@ impl Observed {
                 vip,
                 question,
             } => {
-                self.asking.insert((*link, *vip), *question);
+                let asking = Asking {
+                    question: *question,
+                    judged: false,
+                };
+                self.asking.insert((*link, *vip), asking);
             }
             Action::Attend(facts) => {
                 self.announcers.insert(facts.index, facts.clone());

@@ -19,6 +19,7 @@ use super::{
     observed::Phase,
     selection::ServiceKey,
     status::{Patch, StatusWish, patch},
+    wire::Wire,
 };
 use crate::{
     election::LeaseKey,
@@ -198,7 +199,13 @@ fn attend(model: &Model, desired: &Desired, actions: &mut Vec<Action>) {
 fn ask(model: &Model, desired: &Desired, actions: &mut Vec<Action>) {
     for ((link, vip), question) in &desired.questions {
         let attended = desired.links.contains_key(link);
-        if attended && model.observed.asking.get(&(*link, *vip)) != Some(question) {
+        let needs_verdict = desired.wire.get(vip).is_some_and(Wire::is_asking);
+        let asked = model
+            .observed
+            .asking
+            .get(&(*link, *vip))
+            .is_some_and(|a| a.question == *question && !(a.judged && needs_verdict));
+        if attended && !asked {
             actions.push(Action::Ask {
                 link: *link,
                 vip: *vip,

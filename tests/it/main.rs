@@ -8,5 +8,10 @@
 
 mod architecture;
 mod cli;
+mod coexistence;
+mod kube_vip_faults;
+mod speaker_api;
+mod speaker_process;
+mod speaker_requests;
 mod speaker_vip;
 mod support;

@@ -71,6 +71,7 @@ fn failure(error: &k8s::Error, creating: bool) -> Outcome {
         Class::NotFound if !creating => Outcome::Gone,
         Class::Conflict | Class::AlreadyExists => Outcome::Conflict,
         Class::Retry { after } => Outcome::Failed { after },
+        Class::Forbidden | Class::Invalid => Outcome::Refused,
         _ => Outcome::Failed { after: None },
     }
 }

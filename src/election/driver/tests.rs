@@ -94,10 +94,11 @@ fn key(name: &str) -> LeaseKey {
     }
 }
 
+/// Held, or released as client-go does it.
 fn lease(name: &str, version: u64, holder: &str) -> Value {
     let spec = LeaseSpec {
         holder_identity: Some(holder.to_owned()),
-        lease_duration_seconds: Some(15),
+        lease_duration_seconds: Some(if holder.is_empty() { 1 } else { 15 }),
         lease_transitions: Some(i32::try_from(version).unwrap()),
         ..LeaseSpec::default()
     };

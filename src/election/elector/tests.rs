@@ -387,6 +387,21 @@ fn a_lease_deleted_under_a_live_foreign_holder_stays_taken_until_its_time_is_ove
 }
 
 #[test]
+fn a_holder_field_emptied_under_a_live_foreign_holder_is_left_to_it_until_its_time_is_over() {
+    let mut bench = Bench::contending(Some(&held("them", 1)));
+    let emptied = LeaseRecord {
+        holder: None,
+        ..LeaseRecord::held(None, "them", TIMINGS.duration, wall(1))
+    };
+    bench.at(4.0).see(&lease(2, &emptied));
+    bench.at(14.9).silent();
+    assert_eq!(bench.at(15.0).replace().1.holder.as_deref(), Some("us"));
+    bench.answer(&Outcome::Object(held("us", 3)));
+    let released = Acquisition::Released { by: None };
+    assert!(bench.events().contains(&Event::Acquired(released)));
+}
+
+#[test]
 fn an_echo_older_than_what_is_known_changes_nothing() {
     let mut bench = Bench::leading();
     bench.at(2.0).replace();
@@ -452,16 +467,37 @@ fn retiring_for_good_leaves_what_another_holds() {
 }
 
 #[test]
-fn a_release_is_tried_for_two_seconds_and_then_given_up() {
+fn a_release_is_tried_for_its_budget_and_then_given_up() {
     let mut bench = Bench::leading();
     bench.elector.handle_retire(false, bench.now);
     bench.replace();
     bench.answer(&Outcome::Failed { after: None });
     bench.at(0.1).replace();
-    bench.at(1.9);
+    bench.at(1.4);
     assert_eq!(bench.news(), []);
-    bench.at(2.0);
+    bench.at(1.5);
     assert_eq!(bench.news(), [Event::Retired]);
+}
+
+#[test]
+fn a_deletion_that_is_not_allowed_is_tried_once() {
+    let mut bench = Bench::leading();
+    bench.elector.handle_retire(true, bench.now);
+    bench.replace();
+    bench.answer(&Outcome::Object(released(2)));
+    assert!(matches!(bench.call(), Some(Call::Delete { .. })));
+    bench.answer(&Outcome::Refused);
+    assert_eq!(bench.news(), [Event::Retired]);
+    bench.at(1.0).silent();
+}
+
+#[test]
+fn a_refused_acquisition_is_tried_again_like_any_other_failure() {
+    let mut bench = Bench::contending(None);
+    bench.create();
+    bench.answer(&Outcome::Refused);
+    bench.silent();
+    bench.at(4.5).get();
 }
 
 #[test]

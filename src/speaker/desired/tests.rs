@@ -358,6 +358,37 @@ fn a_restarted_owner_keeps_what_stands_without_asking() {
 }
 
 #[test]
+fn a_lease_that_comes_long_after_the_verdict_asks_again_once() {
+    let mut world = World::new();
+    world.service("web", VIP);
+    world.clear(VIP);
+    world.drain();
+    world.pass(secs(30));
+    assert_eq!(
+        world.drain(),
+        ["forget 10.0.0.9", "leave 2"],
+        "nobody asks for what may never be ours"
+    );
+    world.acquired(LEASE, Acquisition::Created);
+    assert_eq!(world.drain(), ["attend eth0", "ask 10.0.0.9"]);
+    world.clear(VIP);
+    assert_eq!(world.standing(), [VIP]);
+}
+
+#[test]
+fn a_lease_that_comes_just_when_the_verdict_lapses_asks_again() {
+    let mut world = World::new();
+    world.service("web", VIP);
+    world.clear(VIP);
+    world.drain();
+    world.now += secs(1);
+    world.acquired(LEASE, Acquisition::Created);
+    assert_eq!(world.drain(), ["ask 10.0.0.9"]);
+    world.clear(VIP);
+    assert_eq!(world.standing(), [VIP]);
+}
+
+#[test]
 fn a_foreign_host_that_answers_keeps_the_vip_away_until_it_is_silent() {
     let mut world = World::new();
     world.service("web", VIP);

@@ -123,6 +123,8 @@ impl Decision<'_> {
                     self.stand(*key, owner, false, desired);
                     continue;
                 }
+                // Nobody needs it yet: who gets the Lease later asks anew.
+                (Some(wire), None) if wire.is_settled(self.now) => wire.clone(),
                 (Some(wire), _) if !wire.is_settled(self.now) || !model.is_on_link(key) => {
                     self.reopened(wire, key)
                 }
@@ -150,7 +152,7 @@ impl Decision<'_> {
             if let Some(question) = wire.question(self.now) {
                 desired.questions.insert((key.link, vip), question);
             }
-            if let Some(deadline) = wire.next_deadline() {
+            if let Some(deadline) = wire.next_deadline().filter(|at| *at > self.now) {
                 desired.wake_at(deadline);
             }
             desired.wire.insert(vip, wire);

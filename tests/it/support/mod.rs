@@ -1,5 +1,9 @@
 //! A cluster of the lab with a speaker on each node, and what its tests ask of it.
 
+pub(crate) mod https;
+pub(crate) mod kube_vip;
+pub(crate) mod served;
+
 use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,

@@ -163,6 +163,43 @@ fn reason(code: StatusCode) -> &'static str {
     }
 }
 
+/// A replacement in what the server sends.
+#[derive(Debug)]
+pub(super) struct Garbling {
+    from: Vec<u8>,
+    to: Vec<u8>,
+}
+
+impl Garbling {
+    pub(super) fn new(from: &str, to: &str) -> Self {
+        assert_eq!(from.len(), to.len(), "the length of an answer is announced");
+        assert!(!from.is_empty(), "something to replace");
+        Self {
+            from: from.into(),
+            to: to.into(),
+        }
+    }
+
+    /// Where a text is cut by the end of a frame, it stays as it was.
+    pub(super) fn apply(&self, data: Bytes) -> Bytes {
+        let found: Vec<usize> = data
+            .windows(self.from.len())
+            .enumerate()
+            .filter_map(|(at, window)| (window == self.from).then_some(at))
+            .collect();
+        if found.is_empty() {
+            return data;
+        }
+        let mut garbled = data.to_vec();
+        for at in found {
+            if let Some(place) = garbled.get_mut(at..at + self.to.len()) {
+                place.copy_from_slice(&self.to);
+            }
+        }
+        garbled.into()
+    }
+}
+
 /// The failures in force, and the dice for those with a probability.
 #[derive(Debug)]
 pub(super) struct Failures {
@@ -246,6 +283,13 @@ mod tests {
             .filter(|_| failures.strike(&update_of_lease()).is_some())
             .count();
         assert!((2_700..3_300).contains(&struck), "{struck}");
+    }
+
+    #[test]
+    fn a_garbled_answer_has_its_length_and_the_rest_is_as_it_was() {
+        let garbling = Garbling::new("\"port\":4242", "\"port\":\"42\"");
+        let garbled = garbling.apply(Bytes::from(r#"{"port":80},{"port":4242}"#));
+        assert_eq!(garbled, r#"{"port":80},{"port":"42"}"#);
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub use self::{
     request::ApiRequest,
 };
 use self::{
-    faults::{Failures, Weather},
+    faults::{Failures, Garbling, Weather},
     watch_body::watch_body,
 };
 use crate::{clock, run::lock};
@@ -80,6 +80,7 @@ struct Shared {
     client: Client<HttpsConnector<HttpConnector>, Incoming>,
     weather: watch::Sender<Weather>,
     failures: Mutex<Failures>,
+    garbling: Mutex<Option<Garbling>>,
     counts: Mutex<Counts>,
 }
 
@@ -98,6 +99,7 @@ impl ApiProxy {
             client: client(&upstream.tls),
             weather: watch::Sender::new(Weather::default()),
             failures: Mutex::default(),
+            garbling: Mutex::default(),
             counts: Mutex::default(),
         });
         let proxy = Self {
@@ -171,9 +173,16 @@ impl ApiProxy {
         lock(&self.shared.failures).add(failure);
     }
 
+    /// Replaces `from` by `to`, of the same length, in every answer that is sent from now on, watches
+    /// that run included: for a client that meets what it cannot read.
+    pub fn garble(&self, from: &str, to: &str) {
+        *lock(&self.shared.garbling) = Some(Garbling::new(from, to));
+    }
+
     /// Lifts every fault; what was held back passes now.
     pub fn heal(&self) {
         lock(&self.shared.failures).clear();
+        lock(&self.shared.garbling).take();
         self.change(|weather| {
             weather.latency = Duration::ZERO;
             weather.refuse = false;
@@ -283,16 +292,26 @@ async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Respo
     weather.wait_for(|it| !it.is_silent()).await?;
     response.headers_mut().remove(header::CONNECTION);
     let watched = asked.is_watch() && response.status().is_success();
+    let garbled = Arc::clone(&shared);
     Ok(response.map(|body| {
-        if watched {
+        let body = if watched {
             watch_body(body, weather)
         } else {
             body.map_err(Error::from).boxed_unsync()
-        }
+        };
+        body.map_frame(move |frame| frame.map_data(|data| garbled.garbled(data)))
+            .boxed_unsync()
     }))
 }
 
 impl Shared {
+    fn garbled(&self, data: Bytes) -> Bytes {
+        match &*lock(&self.garbling) {
+            Some(garbling) => garbling.apply(data),
+            None => data,
+        }
+    }
+
     /// The request as the API server gets it.
     fn forwarded(&self, mut request: Request<Incoming>) -> Result<Request<Incoming>> {
         let target = request
