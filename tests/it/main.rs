@@ -8,5 +8,12 @@
 
 mod architecture;
 mod cli;
+mod kube_vip;
+mod speaker_endpoints;
+mod speaker_failover;
+mod speaker_groups;
+mod speaker_nodes;
+mod speaker_status;
 mod speaker_vip;
+mod speaker_wire;
 mod support;
