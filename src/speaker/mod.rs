@@ -101,8 +101,10 @@ pub async fn run(config: SpeakerConfig, process: Process) -> Result<(), Error> {
         recording.run(CancellationToken::new(), EVENTS_BUDGET),
     );
 
+    let (proof, fence) = announcer::fence(clock::now());
     let announcer = announcer::Settings {
         interval: config.announce_interval,
+        fence,
     };
     let metrics = process.metrics.with(|registry| {
         announcer::metrics::register(registry);
@@ -112,6 +114,7 @@ pub async fn run(config: SpeakerConfig, process: Process) -> Result<(), Error> {
         model: Model::new(config),
         executor: Executor::new(client, events, election, kernel, recorder, announcer),
         events: received,
+        proof,
         beat: process.health.watchdog("speaker-loop", LOOP_LIMIT),
         metrics,
         ready: process.health.readiness("caches-synced"),
