@@ -54,7 +54,8 @@ impl Variants {
     /// Each is on one node, which its Lease and its status name, and answers.
     pub(super) async fn are_served(&self, stage: &Stage) -> Result<()> {
         for variant in &self.0 {
-            let owner = stage.holder_of(&variant.lease()).await?;
+            let owner = stage.owner_of(&variant.vips).await?;
+            stage.holder(&variant.lease(), owner).await?;
             variant.is_served_by(stage, owner).await?;
         }
         Ok(())

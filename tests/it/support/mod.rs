@@ -58,7 +58,6 @@ impl Scene {
         }
     }
 
-
     pub(crate) fn args(mut self, args: &[&'static str]) -> Self {
         self.args.extend(args);
         self
