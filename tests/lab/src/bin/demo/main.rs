@@ -4,6 +4,7 @@
 mod scene;
 mod screen;
 mod table;
+mod vip;
 
 use std::{path::PathBuf, process::ExitCode};
 

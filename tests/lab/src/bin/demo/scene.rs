@@ -1,32 +1,23 @@
 //! The cluster of the demo and what happens in it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, SocketAddr},
+    collections::BTreeMap,
+    net::IpAddr,
     path::Path,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
-use lab::{
-    Cluster, MacAddress, Node, Process, Settings, SpeakerSetup, clock,
-    cluster::PodAnswer,
-    probe::{Asker, EchoProbe, HttpProbe},
-};
+use lab::{Cluster, Node, Process, Settings, SpeakerSetup, clock, probe::Asker};
 
 use crate::{
     screen::Screen,
-    table::{self, Owner, Row, State},
+    table::{self, Row},
+    vip::{LINK, PORT, Vip, mac_of},
 };
 
-const LINK: &str = "eth0";
-const PORT: u16 = 80;
 const POD_PORT: u16 = 8080;
 const TICK: Duration = Duration::from_millis(200);
-/// So many unanswered requests, 2 ms apart, are silence; fewer in a look say nothing: the machine is busy.
-const SILENCE: u64 = 20;
-const HTTP_PERIOD: Duration = Duration::from_millis(10);
-const HTTP_TIMEOUT: Duration = Duration::from_millis(200);
 /// How long a quiet picture is shown.
 const LOOK: Duration = Duration::from_secs(2);
 const SOON: Duration = Duration::from_secs(15);
@@ -53,36 +44,13 @@ const SERVICES: [(&str, &str, &[usize]); 3] = [
     ("edge", "Local", &[1, 2]),
 ];
 
-/// One address of a Service.
-#[derive(Debug)]
-struct Vip {
-    address: IpAddr,
-    service: &'static str,
-    policy: &'static str,
-    http: HttpProbe,
-    echo: EchoProbe,
-    before: Look,
-}
-
-/// What had been seen of a VIP at the last look.
-#[derive(Debug, Default)]
-struct Look {
-    asked: u64,
-    answered: u64,
-    /// HTTP answers of each Pod.
-    answers: BTreeMap<String, usize>,
-    /// HTTP requests without an answer.
-    errors: usize,
-    state: Option<State>,
-}
-
-/// What the clients of one VIP lost.
+/// What the client of one VIP lost when its owner went; nothing is known of VIPs elsewhere.
 #[derive(Debug)]
 struct Gaps {
     vip: IpAddr,
     service: &'static str,
-    stopped: Duration,
-    powered_off: Duration,
+    stopped: Option<Duration>,
+    powered_off: Option<Duration>,
 }
 
 impl Scene {
@@ -178,6 +146,7 @@ impl Scene {
 
     async fn stop_owner(&mut self, screen: &mut Screen) -> Result<()> {
         let owner = self.owner_of_web()?;
+        let moving = self.owned_by(owner)?;
         let name = self.cluster.node(owner).name().to_owned();
         screen.head(&format!(
             "The speaker of {name} is stopped, as in an update"
@@ -193,21 +162,15 @@ impl Scene {
         let what = "HTTP answers after the stop of a speaker";
         self.until_served(screen, SOON, what, &[&name]).await?;
         self.look(screen).await?;
-        self.gaps = self
-            .vips
-            .iter()
-            .map(|vip| Gaps {
-                vip: vip.address,
-                service: vip.service,
-                stopped: vip.lost_since(at),
-                powered_off: Duration::ZERO,
-            })
-            .collect();
-        let lost = self.gaps.iter().map(|gaps| gaps.stopped).max();
-        screen.note(&format!(
-            "a client at 1 kHz lost {} at most",
-            table::gap(lost.unwrap_or_default())
-        ));
+        let lost = self.lost(&moving, at);
+        let gaps = self.vips.iter().zip(&lost).map(|(vip, lost)| Gaps {
+            vip: vip.address,
+            service: vip.service,
+            stopped: *lost,
+            powered_off: None,
+        });
+        self.gaps = gaps.collect();
+        say_lost(screen, &lost);
         let again = self.cluster.node(owner).start_speaker(&self.setup)?;
         if let Some(slot) = self.speakers.get_mut(owner) {
             *slot = again;
@@ -218,6 +181,7 @@ impl Scene {
 
     async fn power_off_owner(&mut self, screen: &mut Screen) -> Result<()> {
         let owner = self.owner_of_web()?;
+        let moving = self.owned_by(owner)?;
         let name = self.cluster.node(owner).name().to_owned();
         screen.head(&format!("The power of {name} is cut"));
         screen.note("its Leases are kube-vip's: the others wait 15 s after the last renewal");
@@ -226,26 +190,24 @@ impl Scene {
         let what = "HTTP answers after a power-off";
         self.until_served(screen, TAKEOVER, what, &[&name]).await?;
         self.look(screen).await?;
-        for (gaps, vip) in self.gaps.iter_mut().zip(&self.vips) {
-            gaps.powered_off = vip.lost_since(at);
+        let lost = self.lost(&moving, at);
+        for (gaps, lost) in self.gaps.iter_mut().zip(&lost) {
+            gaps.powered_off = *lost;
         }
-        let lost = self.gaps.iter().map(|gaps| gaps.powered_off).max();
-        screen.note(&format!(
-            "a client at 1 kHz lost {} at most",
-            table::gap(lost.unwrap_or_default())
-        ));
+        say_lost(screen, &lost);
         Ok(())
     }
 
     fn summary(&self, screen: &mut Screen) {
         screen.head("What a client at 1 kHz lost (longest gap)");
         let head = ["VIP", "SERVICE", "OWNER STOPPED", "OWNER POWERED OFF"];
+        let gap = |lost: Option<Duration>| lost.map_or_else(|| "-".to_owned(), table::gap);
         let rows = self.gaps.iter().map(|gaps| {
             [
                 gaps.vip.to_string(),
                 gaps.service.to_owned(),
-                table::gap(gaps.stopped),
-                table::gap(gaps.powered_off),
+                gap(gaps.stopped),
+                gap(gaps.powered_off),
             ]
         });
         let cells: Vec<[String; 4]> = std::iter::once(head.map(str::to_owned))
@@ -254,7 +216,7 @@ impl Scene {
         for line in table::align(&cells) {
             screen.say(&format!("  {line}"));
         }
-        screen.say("\n  \"nothing\": this VIP was on another node at that time.");
+        screen.say("\n  -  the VIP was on another node at that time");
     }
 
     /// Makes the cluster whole again, and says how to play with it.
@@ -387,8 +349,23 @@ impl Scene {
             .cluster
             .nodes()
             .iter()
-            .position(|node| node.host().port(LINK).map(|port| port.mac()) == mac);
+            .position(|node| mac_of(node) == mac);
         owner.with_context(|| format!("nobody owns {vip}"))
+    }
+
+    /// Which VIPs a node owns, in their order.
+    fn owned_by(&self, node: usize) -> Result<Vec<bool>> {
+        let asker = self.asker.as_ref().context("no asker")?;
+        let mac = mac_of(self.cluster.node(node));
+        let owned = |vip: &Vip| asker.current_mac(vip.address) == mac;
+        Ok(self.vips.iter().map(owned).collect())
+    }
+
+    /// What the clients of the moving VIPs have lost since.
+    fn lost(&self, moving: &[bool], since: Instant) -> Vec<Option<Duration>> {
+        let vips = self.vips.iter().zip(moving);
+        vips.map(|(vip, moving)| moving.then(|| vip.lost_since(since)))
+            .collect()
     }
 
     fn slowest_first_answer(&self, created: &BTreeMap<&str, Instant>) -> Duration {
@@ -401,94 +378,10 @@ impl Scene {
     }
 }
 
-impl Vip {
-    /// Starts the clients of one address.
-    fn watch(
-        cluster: &Cluster,
-        address: IpAddr,
-        service: &'static str,
-        policy: &'static str,
-    ) -> Result<Self> {
-        let url = format!("http://{}/", SocketAddr::new(address, PORT));
-        Ok(Self {
-            address,
-            service,
-            policy,
-            http: HttpProbe::start(cluster.client(), &url, HTTP_PERIOD, HTTP_TIMEOUT)?,
-            echo: EchoProbe::start(cluster.client(), address)?,
-            before: Look::default(),
-        })
-    }
-
-    fn row(&mut self, cluster: &Cluster, asker: &Asker) -> Row {
-        let seen = asker.answers(self.address);
-        let http = self.http_state();
-        let before = &mut self.before;
-        let answered = seen.answered > before.answered;
-        let state = match seen.last {
-            None => State::New,
-            Some(_) if answered => http,
-            Some((last, _)) if seen.asked >= before.asked + SILENCE => {
-                State::Silent(last.elapsed())
-            }
-            Some(_) => before.state.take().unwrap_or(State::New),
-        };
-        (before.asked, before.answered) = (seen.asked, seen.answered);
-        before.state = Some(state.clone());
-        let is_silent = matches!(state, State::New | State::Silent(_));
-        let mac = seen.last.map(|(_, mac)| mac).filter(|_| !is_silent);
-        Row {
-            vip: self.address,
-            service: self.service,
-            policy: self.policy,
-            owner: mac.and_then(|mac| self.owner(cluster, mac)),
-            state,
-        }
-    }
-
-    /// The node with this MAC.
-    fn owner(&self, cluster: &Cluster, mac: MacAddress) -> Option<Owner> {
-        let is_owner = |node: &&Node| node.host().port(LINK).is_some_and(|it| it.mac() == mac);
-        let node = cluster.nodes().iter().find(is_owner)?;
-        // A node that is switched off this very moment has no addresses.
-        let addresses = node.host().addresses().unwrap_or_default();
-        let link = addresses
-            .into_iter()
-            .find_map(|(link, held, _)| (held == self.address).then_some(link));
-        Some(Owner {
-            node: node.name().to_owned(),
-            mac: mac.to_string(),
-            link,
-        })
-    }
-
-    /// What the HTTP client makes of a VIP that is answered on the wire.
-    fn http_state(&mut self) -> State {
-        let seen = self.http.snapshot();
-        let mut answers: BTreeMap<String, usize> = BTreeMap::new();
-        for (body, count) in seen.bodies {
-            let pod = serde_json::from_str(&body).map_or(body, |answer: PodAnswer| answer.pod);
-            *answers.entry(pod).or_default() += count;
-        }
-        let before = &mut self.before;
-        let pods: BTreeSet<String> = answers
-            .iter()
-            .filter(|(pod, count)| before.answers.get(*pod) != Some(*count))
-            .map(|(pod, _)| pod.clone())
-            .collect();
-        let is_idle = pods.is_empty() && seen.errors == before.errors;
-        (before.answers, before.errors) = (answers, seen.errors);
-        match (&before.state, pods.is_empty()) {
-            (Some(State::Served(pods)), true) if is_idle => State::Served(pods.clone()),
-            (_, true) => State::OnTheWire,
-            (_, false) => State::Served(pods),
-        }
-    }
-
-    /// The longest time without an echo that began after `since`.
-    fn lost_since(&self, since: Instant) -> Duration {
-        let gaps = self.echo.snapshot().gaps;
-        let later = gaps.iter().filter(|gap| gap.start >= since);
-        later.map(|gap| gap.length).max().unwrap_or_default()
-    }
+fn say_lost(screen: &mut Screen, lost: &[Option<Duration>]) {
+    let most = lost.iter().flatten().max().copied().unwrap_or_default();
+    screen.note(&format!(
+        "a client at 1 kHz lost {} at most",
+        table::gap(most)
+    ));
 }
