@@ -2,7 +2,7 @@
 //! and a cluster of the lab with a speaker on each node.
 //!
 //! `cargo bench` measures; without its `--bench` (as in `cargo test --benches`) or with `--quick` a
-//! benchmark only shows that it works.
+//! benchmark only shows that it works. `--speaker=PATH` measures another build of the program.
 #![allow(
     dead_code,
     reason = "each benchmark is a program of its own and uses a part of this"
@@ -24,6 +24,12 @@ pub(crate) fn measures() -> bool {
 /// `full` in a run for figures, otherwise `quick`.
 pub(crate) fn in_full<T>(full: T, quick: T) -> T {
     if measures() { full } else { quick }
+}
+
+/// The program to measure: by default the one that was built with the benchmark.
+fn speaker() -> PathBuf {
+    let given = std::env::args().find_map(|it| it.strip_prefix("--speaker=").map(PathBuf::from));
+    given.unwrap_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_harvester-cloud-provider")))
 }
 
 /// Runs a benchmark in the lab, or prints why it cannot.
@@ -57,7 +63,7 @@ impl Stage {
             .start()
             .await?;
         let setup = SpeakerSetup {
-            binary: PathBuf::from(env!("CARGO_BIN_EXE_harvester-cloud-provider")),
+            binary: speaker(),
             args: ["--speaker", "--controllers=-*"].map(str::to_owned).into(),
             env: Vec::new(),
         };

@@ -44,10 +44,15 @@ impl Row {
         matches!(self.state, State::Served(_))
     }
 
-    /// Nothing that a reader of lines needs to be told anew.
-    pub(crate) fn looks_like(&self, other: &Self) -> bool {
-        self.owner == other.owner
-            && std::mem::discriminant(&self.state) == std::mem::discriminant(&other.state)
+    /// Nothing in `next` that a reader of lines needs to be told anew.
+    pub(crate) fn looks_like(&self, next: &Self) -> bool {
+        let same_owner = match (&self.owner, &next.owner) {
+            (Some(owner), Some(next)) => {
+                owner.node == next.node && (next.link.is_none() || owner.link == next.link)
+            }
+            (owner, next) => owner == next,
+        };
+        same_owner && std::mem::discriminant(&self.state) == std::mem::discriminant(&next.state)
     }
 
     fn cells(&self) -> [String; 7] {

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Result;
 use lab::{
-    Cluster, MacAddress, Node,
+    Cluster, MacAddress, Node, clock,
     cluster::PodAnswer,
     probe::{Asker, EchoProbe, HttpProbe},
 };
@@ -21,6 +21,9 @@ pub(crate) const PORT: u16 = 80;
 const SILENCE: u64 = 20;
 const HTTP_PERIOD: Duration = Duration::from_millis(10);
 const HTTP_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// A client without answers for longer is not served.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// One address of a Service.
 #[derive(Debug)]
@@ -40,8 +43,8 @@ struct Look {
     answered: u64,
     /// HTTP answers of each Pod.
     answers: BTreeMap<String, usize>,
-    /// HTTP requests without an answer.
-    errors: usize,
+    /// When the last of them was seen.
+    answered_at: Option<Instant>,
     state: Option<State>,
 }
 
@@ -120,12 +123,17 @@ impl Vip {
             .filter(|(pod, count)| before.answers.get(*pod) != Some(*count))
             .map(|(pod, _)| pod.clone())
             .collect();
-        let is_idle = pods.is_empty() && seen.errors == before.errors;
-        (before.answers, before.errors) = (answers, seen.errors);
-        match (&before.state, pods.is_empty()) {
-            (Some(State::Served(pods)), true) if is_idle => State::Served(pods.clone()),
-            (_, true) => State::OnTheWire,
-            (_, false) => State::Served(pods),
+        before.answers = answers;
+        if !pods.is_empty() {
+            before.answered_at = Some(clock::now());
+            return State::Served(pods);
+        }
+        match &before.state {
+            // A Pod of a dead node keeps a client waiting now and then; another one answers.
+            Some(State::Served(pods)) if before.answered_at.is_some_and(is_recent) => {
+                State::Served(pods.clone())
+            }
+            _ => State::OnTheWire,
         }
     }
 
@@ -139,4 +147,8 @@ impl Vip {
 
 pub(crate) fn mac_of(node: &Node) -> Option<MacAddress> {
     node.host().port(LINK).map(|port| port.mac())
+}
+
+fn is_recent(at: Instant) -> bool {
+    at.elapsed() < PATIENCE
 }
