@@ -23,15 +23,16 @@ demo: packages ## Show VIPs and their failover in a cluster on this machine (roo
 test: packages ## Everything that CI checks: format, lints, all tests, documentation, benchmarks' smoke run (root)
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(MAKE) tools
 	$(CARGO) test --workspace --lib --bins
-	$(CARGO) test --workspace --tests -- --test-threads=$(TEST_THREADS)
+	$(CARGO) test --workspace --test '*' --no-run
+	"$(target_dir)/debug/lab" tools
+	$(CARGO) test --workspace --test '*' -- --test-threads=$(TEST_THREADS)
 	$(CARGO) test --workspace --doc
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
 	$(CARGO) test $(addprefix --bench ,$(BENCHES))
 
 .PHONY: bench
-bench: packages tools ## Measure announcement, handover, load and decisions, with release builds (root)
+bench: packages ## Measure announcement, handover, load and decisions, with release builds (root)
 	$(CARGO) bench $(addprefix --bench ,$(BENCHES))
 
 .PHONY: lint
@@ -43,11 +44,6 @@ lint: ## Format and lints only
 image: ## Build the container image IMAGE (docker or podman)
 	@engine=$$(command -v docker || command -v podman) || { echo "make image: needs docker or podman" >&2; exit 1; }; \
 	"$$engine" build --tag $(IMAGE) .
-
-# The lab's control plane: found, or built once.
-.PHONY: tools
-tools:
-	$(CARGO) run --quiet --package lab --bin lab -- tools
 
 # What the lab needs of the machine, by Debian package; nothing is done when all of it is there.
 .PHONY: packages
