@@ -26,9 +26,9 @@ use stage::{SOON, Stage};
 /// VIPs of a cluster of the lab, but one for the warm-up.
 const SERVICES: u8 = 50;
 const WARM_UP: u8 = 50;
-/// A client that tries again at once, as an impatient user or a health check does.
+/// A client that tries again at once. Its first request waits in its kernel for the owner's MAC.
 const HTTP_PERIOD: Duration = Duration::from_millis(5);
-const HTTP_TIMEOUT: Duration = Duration::from_millis(50);
+const HTTP_TIMEOUT: Duration = Duration::from_millis(500);
 
 fn main() -> Result<()> {
     stage::run("announce", async || {
