@@ -28,7 +28,7 @@ test: packages ## Everything that CI checks: format, lints, all tests, documenta
 	"$(target_dir)/debug/lab" tools
 	$(CARGO) test --workspace --test '*' -- --test-threads=$(TEST_THREADS)
 	$(CARGO) test --workspace --doc
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --workspace --no-deps --document-private-items
 	$(CARGO) test $(addprefix --bench ,$(BENCHES))
 
 .PHONY: bench

@@ -380,8 +380,10 @@ impl Scene {
 
 fn say_lost(screen: &mut Screen, lost: &[Option<Duration>]) {
     let most = lost.iter().flatten().max().copied().unwrap_or_default();
-    screen.note(&format!(
-        "a client at 1 kHz lost {} at most",
-        table::gap(most)
-    ));
+    let most = if most.is_zero() {
+        "nothing".to_owned()
+    } else {
+        format!("{} at most", table::gap(most))
+    };
+    screen.note(&format!("a client at 1 kHz lost {most}"));
 }
