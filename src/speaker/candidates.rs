@@ -41,16 +41,56 @@ pub struct Cluster<'a> {
     pub nodes: &'a BTreeMap<String, NodeFacts>,
     /// Name of this node.
     pub here: &'a str,
+    someone_passes: bool,
 }
 
-impl Cluster<'_> {
+impl<'a> Cluster<'a> {
+    pub fn new(
+        requests: &'a BTreeMap<ServiceKey, &'a VipRequest>,
+        endpoints: &'a Endpoints,
+        nodes: &'a BTreeMap<String, NodeFacts>,
+        here: &'a str,
+    ) -> Self {
+        let someone_passes = nodes.values().any(|node| node.impediment.is_none());
+        Self {
+            requests,
+            endpoints,
+            nodes,
+            here,
+            someone_passes,
+        }
+    }
+
+    /// Every node serves these Services alike, so only the soft conditions choose, and some node passes
+    /// them: the case of nearly all groups, judged without looking at each node.
+    fn is_plain(&self, group: &Group) -> bool {
+        self.someone_passes
+            && !group.global
+            && group.services.iter().all(|service| {
+                self.requests.get(service).is_some_and(|request| {
+                    let gate = match request.gate {
+                        EndpointGate::None => true,
+                        EndpointGate::Any => self.endpoints.of(service).any(),
+                        EndpointGate::Local => false,
+                    };
+                    gate && request.node_selector.is_none()
+                })
+            })
+    }
+
+    fn passes_here(&self) -> bool {
+        self.nodes
+            .get(self.here)
+            .is_some_and(|node| node.impediment.is_none())
+    }
+
     /// A Service's VIPs may be announced from this node.
     pub fn serves_here(&self, service: &ServiceKey) -> bool {
         let unknown = NodeFacts::unknown();
         let here = self.nodes.get(self.here).unwrap_or(&unknown);
         self.requests
             .get(service)
-            .is_some_and(|request| serves(request, &self.endpoints.of(service), self.here, here))
+            .is_some_and(|request| serves(request, self.endpoints.of(service), self.here, here))
     }
 }
 
@@ -68,6 +108,17 @@ fn serves(request: &VipRequest, endpoints: &EndpointFacts, name: &str, node: &No
 
 /// Judges this node for one group.
 pub fn candidacy(group: &Group, cluster: Cluster<'_>) -> Candidacy {
+    if cluster.is_plain(group) {
+        let standing = if cluster.passes_here() {
+            Standing::Yes
+        } else {
+            Standing::Reluctant
+        };
+        return Candidacy {
+            standing,
+            facts: Vec::new(),
+        };
+    }
     let unknown = NodeFacts::unknown();
     let mut nodes: BTreeMap<&str, &NodeFacts> = cluster
         .nodes
@@ -86,7 +137,7 @@ pub fn candidacy(group: &Group, cluster: Cluster<'_>) -> Candidacy {
         let endpoints = cluster.endpoints.of(service);
         let mut anywhere = false;
         for (name, node) in &nodes {
-            if serves(request, &endpoints, name, node) {
+            if serves(request, endpoints, name, node) {
                 anywhere = true;
                 *scores.entry(name).or_default() += 1;
             }
@@ -94,7 +145,7 @@ pub fn candidacy(group: &Group, cluster: Cluster<'_>) -> Candidacy {
         if anywhere {
             servable += 1;
         } else {
-            facts.push((service.clone(), nobody(request, &endpoints)));
+            facts.push((service.clone(), nobody(request, endpoints)));
         }
         if group.global && request.gate == EndpointGate::Local {
             facts.push((service.clone(), global_local()));

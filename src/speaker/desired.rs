@@ -15,6 +15,7 @@ use super::{
     candidates::Cluster,
     facts::{Fact, FactKey, Reason},
     model::Model,
+    placement::Ground,
     selection::{ServiceKey, VipRequest},
     status::{Ingress, StatusWish},
     wire::Wire,
@@ -80,12 +81,15 @@ pub fn desired(model: &Model, now: Instant) -> Option<Desired> {
     let decision = Decision {
         model,
         now,
-        cluster: Cluster {
-            requests: &requests,
-            endpoints: &model.endpoints,
-            nodes: &model.nodes,
-            here: &model.config.node_name,
-        },
+        cluster: Cluster::new(
+            &requests,
+            &model.endpoints,
+            &model.nodes,
+            &model.config.node_name,
+        ),
+        ground: Ground::new(&model.observed.links),
+        identity: format!("{}{IDENTITY_SUFFIX}", model.config.node_name),
+        own: own_addresses(model),
         node_of: node_addresses(model),
     };
     for group in decision.groups() {
@@ -98,21 +102,23 @@ pub fn desired(model: &Model, now: Instant) -> Option<Desired> {
 }
 
 /// The MACs of links with addresses of their own, which the veth ends of Pods have not.
-fn host_macs(links: &Snapshot) -> Vec<MacAddress> {
-    let addressed: BTreeSet<LinkIndex> = links
-        .addresses
-        .values()
-        .filter(|a| !a.marked)
+fn host_macs(links: &Snapshot, ground: &Ground<'_>) -> Vec<MacAddress> {
+    let addressed: BTreeSet<LinkIndex> = ground
+        .own()
+        .iter()
         .filter(|a| !matches!(a.address, IpAddr::V6(v6) if v6.is_unicast_link_local()))
         .map(|a| a.link)
         .collect();
-    links
-        .links
-        .values()
-        .filter(|link| addressed.contains(&link.index))
-        .filter_map(|link| link.mac)
+    addressed
+        .iter()
+        .filter_map(|index| links.links.get(index)?.mac)
         .filter(|mac| *mac != MacAddress::ZERO)
         .collect()
+}
+
+fn own_addresses(model: &Model) -> BTreeMap<IpAddr, &LeaseKey> {
+    let own = model.observed.own.iter();
+    own.map(|(key, lease)| (key.address, lease)).collect()
 }
 
 /// Every Node's addresses, by address.
@@ -130,6 +136,11 @@ struct Decision<'a> {
     now: Instant,
     cluster: Cluster<'a>,
     node_of: BTreeMap<IpAddr, &'a str>,
+    ground: Ground<'a>,
+    /// Ours, in elections.
+    identity: String,
+    /// Addresses that this process put on a link, and the Lease they stand under.
+    own: BTreeMap<IpAddr, &'a LeaseKey>,
 }
 
 impl Decision<'_> {
@@ -236,11 +247,7 @@ impl Decision<'_> {
     fn link_facts(&self, index: LinkIndex) -> Option<LinkFacts> {
         let links = &self.model.observed.links;
         let link = links.links.get(&index)?;
-        let on_link: Vec<_> = links
-            .addresses
-            .values()
-            .filter(|a| a.link == index && !a.marked)
-            .collect();
+        let on_link: Vec<_> = self.ground.on(index).collect();
         let link_local = on_link.iter().find_map(|a| match a.address {
             IpAddr::V6(v6) if v6.is_unicast_link_local() && a.usable => Some(v6),
             IpAddr::V4(_) | IpAddr::V6(_) => None,
@@ -264,7 +271,7 @@ impl Decision<'_> {
             mac: link.mac?,
             link_local,
             neighbours,
-            host_macs: host_macs(links),
+            host_macs: host_macs(links, &self.ground),
         })
     }
 

@@ -61,8 +61,14 @@ pub struct Endpoints {
 
 impl Endpoints {
     /// Of a Service without slices: nothing.
-    pub fn of(&self, service: &ServiceKey) -> EndpointFacts {
-        self.facts.get(service).cloned().unwrap_or_default()
+    pub fn of(&self, service: &ServiceKey) -> &EndpointFacts {
+        static NONE: EndpointFacts = EndpointFacts {
+            ready: BTreeSet::new(),
+            serving: BTreeSet::new(),
+            any_ready: false,
+            any_serving: false,
+        };
+        self.facts.get(service).unwrap_or(&NONE)
     }
 
     /// Takes a new or changed slice, and its former state, because a slice may move to another

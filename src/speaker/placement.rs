@@ -6,8 +6,33 @@ use ipnet::IpNet;
 
 use crate::{
     config::{InterfaceChoice, PrefixLength, SpeakerConfig},
-    net::link::{Link, LinkIndex, Snapshot},
+    net::link::{Link, LinkAddress, LinkIndex, Snapshot},
 };
+
+/// This node's links, and the addresses on them that are its own: no VIP of ours among them. Made once
+/// for a decision about many VIPs.
+#[derive(Debug)]
+pub struct Ground<'a> {
+    links: &'a Snapshot,
+    own: Vec<&'a LinkAddress>,
+}
+
+impl<'a> Ground<'a> {
+    pub fn new(links: &'a Snapshot) -> Self {
+        let own = links.addresses.values().filter(|a| !a.marked).collect();
+        Self { links, own }
+    }
+
+    /// The node's own addresses on one link.
+    pub fn on(&self, link: LinkIndex) -> impl Iterator<Item = &'a LinkAddress> + '_ {
+        self.own.iter().copied().filter(move |a| a.link == link)
+    }
+
+    /// All of the node's own addresses.
+    pub fn own(&self) -> &[&'a LinkAddress] {
+        &self.own
+    }
+}
 
 /// Where a VIP goes on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +105,8 @@ pub fn refusal_by_kind(vip: IpAddr, config: &SpeakerConfig) -> Option<Refusal> {
 ///
 /// An unmarked host-length address equal to the VIP is no obstacle: kube-vip leaves such addresses
 /// behind, and taking the VIP means to adopt it.
-pub fn refusal_here(vip: IpAddr, links: &Snapshot) -> Option<Refusal> {
+pub fn refusal_here(vip: IpAddr, ground: &Ground<'_>) -> Option<Refusal> {
+    let links = ground.links;
     if links
         .default_routes
         .iter()
@@ -88,7 +114,7 @@ pub fn refusal_here(vip: IpAddr, links: &Snapshot) -> Option<Refusal> {
     {
         return Some(Refusal::Gateway(vip));
     }
-    for address in links.addresses.values().filter(|a| !a.marked) {
+    for address in &ground.own {
         let host_length = max_prefix_len(address.address);
         if address.address == vip && (address.prefix_len != host_length || !address.deprecated) {
             let name = links
@@ -123,13 +149,13 @@ pub fn place(
     vip: IpAddr,
     annotation: Option<&InterfaceChoice>,
     config: &SpeakerConfig,
-    links: &Snapshot,
+    ground: &Ground<'_>,
 ) -> Result<Place, NoPlace> {
-    let link = choose(vip, annotation, config, links)?;
+    let link = choose(vip, annotation, config, ground)?;
     if link.mac.is_none() || link.loopback {
         return Err(NoPlace::NotEthernet(link.name.clone()));
     }
-    let prefix_len = prefix_len(vip, link, config, links)?;
+    let prefix_len = prefix_len(vip, link, config, ground)?;
     Ok(Place {
         link: link.index,
         prefix_len,
@@ -141,8 +167,9 @@ fn choose<'a>(
     vip: IpAddr,
     annotation: Option<&InterfaceChoice>,
     config: &SpeakerConfig,
-    links: &'a Snapshot,
+    ground: &Ground<'a>,
 ) -> Result<&'a Link, NoPlace> {
+    let links = ground.links;
     let named = |name: &str| {
         links
             .links
@@ -159,7 +186,7 @@ fn choose<'a>(
         }
         InterfaceChoice::Auto => {}
     }
-    if let Some(link) = in_network(vip, links) {
+    if let Some(link) = in_network(vip, ground) {
         return Ok(link);
     }
     if let Some(name) = &config.interface {
@@ -170,11 +197,12 @@ fn choose<'a>(
 
 /// The link with an address whose network contains the VIP: running ones first, then the longest
 /// prefix, then kernel order.
-fn in_network(vip: IpAddr, links: &Snapshot) -> Option<&Link> {
-    links
-        .addresses
-        .values()
-        .filter(|a| !a.marked && a.prefix_len < max_prefix_len(a.address))
+fn in_network<'a>(vip: IpAddr, ground: &Ground<'a>) -> Option<&'a Link> {
+    let links = ground.links;
+    ground
+        .own
+        .iter()
+        .filter(|a| a.prefix_len < max_prefix_len(a.address))
         .filter(|a| contains(a.address, a.prefix_len, vip))
         .filter_map(|a| links.links.get(&a.link).map(|link| (link, a.prefix_len)))
         .filter(|(link, _)| !link.loopback && link.mac.is_some())
@@ -193,7 +221,7 @@ fn prefix_len(
     vip: IpAddr,
     link: &Link,
     config: &SpeakerConfig,
-    links: &Snapshot,
+    ground: &Ground<'_>,
 ) -> Result<u8, NoPlace> {
     let rule = if vip.is_ipv4() {
         config.vip_prefix.ipv4
@@ -202,10 +230,8 @@ fn prefix_len(
     };
     match rule {
         PrefixLength::Fixed(length) => Ok(length),
-        PrefixLength::Auto => links
-            .addresses
-            .values()
-            .filter(|a| a.link == link.index && !a.marked)
+        PrefixLength::Auto => ground
+            .on(link.index)
             .filter(|a| contains(a.address, a.prefix_len, vip))
             .map(|a| a.prefix_len)
             .max()

@@ -146,8 +146,10 @@ fn remove(model: &Model, desired: &Desired, now: Instant, actions: &mut Vec<Acti
 fn retire(model: &Model, desired: &Desired, actions: &mut Vec<Action>) {
     let observed = &model.observed;
     for (lease, contest) in &observed.contests {
-        let protects = observed.own.values().any(|under| under == lease);
-        if contest.phase != Phase::Retiring && !desired.contests.contains_key(lease) && !protects {
+        if contest.phase == Phase::Retiring || desired.contests.contains_key(lease) {
+            continue;
+        }
+        if !observed.own.values().any(|under| under == lease) {
             let delete = !model.stopping && is_orphan(model, lease);
             actions.push(Action::Retire {
                 lease: lease.clone(),

@@ -76,12 +76,7 @@ impl Scene {
             services: requests.keys().cloned().collect(),
             global: self.global,
         };
-        let cluster = Cluster {
-            requests: &requests,
-            endpoints: &self.endpoints,
-            nodes: &self.nodes,
-            here,
-        };
+        let cluster = Cluster::new(&requests, &self.endpoints, &self.nodes, here);
         candidacy(&group, cluster)
     }
 

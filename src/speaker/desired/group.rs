@@ -99,12 +99,11 @@ impl Decision<'_> {
     }
 
     fn held_elsewhere(&self, lease: &LeaseKey) -> bool {
-        let identity = format!("{}{IDENTITY_SUFFIX}", self.model.config.node_name);
         self.model
             .observed
             .holders
             .get(lease)
-            .is_some_and(|holder| holder.live && holder.identity != identity)
+            .is_some_and(|holder| holder.live && holder.identity != self.identity)
     }
 
     fn held<'m>(&'m self, lease: &'m LeaseKey) -> Option<Ownership<'m>> {
@@ -138,12 +137,9 @@ impl Decision<'_> {
             return None;
         }
         self.group_addresses(group)
-            .find_map(|vip| {
-                let own = &self.model.observed.own;
-                own.iter()
-                    .find(|(key, lease)| key.address == vip && **lease != group.lease)
-            })
-            .and_then(|(_, lease)| self.held(lease))
+            .filter_map(|vip| self.own.get(&vip))
+            .find(|lease| ***lease != group.lease)
+            .and_then(|lease| self.held(lease))
     }
 
     fn group_addresses<'g>(&'g self, group: &'g Group) -> impl Iterator<Item = IpAddr> + 'g {

@@ -69,7 +69,6 @@ impl Decision<'_> {
     /// The place of a VIP; `None` where it is unusable for a moment (no carrier).
     fn place(&self, vip: IpAddr, request: &VipRequest) -> Result<Option<AddressKey>, Fact> {
         let model = self.model;
-        let links = &model.observed.links;
         let refused = |refusal: &Refusal| {
             Fact::warning(Reason::AddressRefused, format!("not announced: {refusal}"))
         };
@@ -79,7 +78,7 @@ impl Decision<'_> {
         if let Some(node) = self.node_of.get(&vip) {
             return Err(refused(&Refusal::Node(vip, (*node).to_owned())));
         }
-        if let Some(refusal) = placement::refusal_here(vip, links) {
+        if let Some(refusal) = placement::refusal_here(vip, &self.ground) {
             return Err(refused(&refusal).seen_here().once_settled());
         }
         let no_link = |text: String| {
@@ -88,7 +87,7 @@ impl Decision<'_> {
                 .once_settled()
         };
         let here = &model.config.node_name;
-        let place = placement::place(vip, request.interface.as_ref(), &model.config, links)
+        let place = placement::place(vip, request.interface.as_ref(), &model.config, &self.ground)
             .map_err(|error| no_link(format!("no place for {vip} on node {here}: {error}")))?;
         let key = AddressKey {
             link: place.link,

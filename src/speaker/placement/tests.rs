@@ -14,7 +14,12 @@ fn with(mut host: Snapshot, index: u32, name: &str, nets: &[&str]) -> Snapshot {
 }
 
 fn placed(vip: &str, annotation: Option<&str>, config: &SpeakerConfig, host: &Snapshot) -> String {
-    match place(ip(vip), annotation.map(choice).as_ref(), config, host) {
+    match place(
+        ip(vip),
+        annotation.map(choice).as_ref(),
+        config,
+        &Ground::new(&host),
+    ) {
         Ok(place) => format!("{}/{}", host.links[&place.link].name, place.prefix_len),
         Err(error) => error.to_string(),
     }
@@ -46,7 +51,7 @@ fn without_configuration_the_network_of_the_vip_decides_then_the_default_route()
     let mut lonely = host;
     lonely.default_routes.clear();
     assert_eq!(
-        place(ip("192.168.7.7"), None, &config(), &lonely),
+        place(ip("192.168.7.7"), None, &config(), &Ground::new(&lonely)),
         Err(NoPlace::NoNetwork(ip("192.168.7.7")))
     );
 }
@@ -93,7 +98,13 @@ fn a_running_link_is_preferred_and_carrier_is_reported() {
     let mut host = with(host(), 3, "eth1", &["10.0.0.2/24"]);
     host.links.get_mut(&LinkIndex(2)).unwrap().carrier = false;
     assert_eq!(placed("10.0.0.9", None, &config(), &host), "eth1/32");
-    let place = place(ip("10.0.0.9"), Some(&choice("eth0")), &config(), &host).unwrap();
+    let place = place(
+        ip("10.0.0.9"),
+        Some(&choice("eth0")),
+        &config(),
+        &Ground::new(&host),
+    )
+    .unwrap();
     assert!(!place.running);
 }
 
@@ -108,7 +119,7 @@ fn an_automatic_prefix_is_the_links() {
     };
     assert_eq!(placed("10.0.0.9", None, &auto, &host()), "eth0/24");
     assert_eq!(placed("fd00::9", None, &auto, &host()), "eth0/128");
-    assert!(place(ip("192.168.7.7"), None, &auto, &host()).is_err());
+    assert!(place(ip("192.168.7.7"), None, &auto, &Ground::new(&host())).is_err());
 }
 
 #[test]
@@ -150,11 +161,17 @@ fn this_hosts_addresses_gateways_and_network_edges_are_refused() {
         "10.0.0.0",
         "10.0.0.255",
     ] {
-        assert!(refusal_here(ip(vip), &host()).is_some(), "{vip}");
+        assert!(
+            refusal_here(ip(vip), &Ground::new(&host())).is_some(),
+            "{vip}"
+        );
     }
-    assert_eq!(refusal_here(ip("10.0.0.9"), &host()), None);
+    assert_eq!(refusal_here(ip("10.0.0.9"), &Ground::new(&host())), None);
     let point_to_point = with(host(), 3, "eth1", &["10.2.0.0/31"]);
-    assert_eq!(refusal_here(ip("10.2.0.1"), &point_to_point), None);
+    assert_eq!(
+        refusal_here(ip("10.2.0.1"), &Ground::new(&point_to_point)),
+        None
+    );
 }
 
 #[test]
@@ -165,8 +182,8 @@ fn what_kube_vip_left_on_the_host_is_adopted() {
         ..host_address(2, "10.0.0.9/32")
     };
     host.addresses.insert(leftover.key(), leftover);
-    assert_eq!(refusal_here(ip("10.0.0.9"), &host), None);
+    assert_eq!(refusal_here(ip("10.0.0.9"), &Ground::new(&host)), None);
     let own = host_address(2, "10.0.0.8/32");
     host.addresses.insert(own.key(), own);
-    assert!(refusal_here(ip("10.0.0.8"), &host).is_some());
+    assert!(refusal_here(ip("10.0.0.8"), &Ground::new(&host)).is_some());
 }
