@@ -50,8 +50,9 @@ use super::{
 
 /// How long a release may be tried.
 ///
-/// Short enough for an orderly stop within two seconds when the server does not answer.
-pub const RELEASE_BUDGET: Duration = Duration::from_millis(1_500);
+/// Short enough for an orderly stop within two seconds when the server does not answer, on a busy
+/// machine too.
+pub const RELEASE_BUDGET: Duration = Duration::from_millis(1_200);
 const RELEASE_RETRY: Duration = Duration::from_millis(100);
 
 /// A call for the driver to make; every write is conditional on `base`.
