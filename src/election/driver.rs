@@ -76,65 +76,42 @@ impl Scope {
     }
 }
 
-/// Runs the elections of `identity` over any Leases, until `shutdown` or the end of the commands;
-/// then releases what is held, within [`RELEASE_BUDGET`]. What the Leases protect must have been
-/// withdrawn before.
+/// Who stands for election where, and how.
+pub struct Election {
+    pub client: Client,
+    pub scope: Scope,
+    /// The holder's name in the Leases.
+    pub identity: String,
+    pub timings: Timings,
+}
+
+impl std::fmt::Debug for Election {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Election")
+            .field("scope", &self.scope)
+            .field("identity", &self.identity)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Runs elections until `shutdown` or the end of the commands; then releases what is held, within
+/// [`RELEASE_BUDGET`]. What the Leases protect must have been withdrawn before.
+///
+/// `turned` is called on each turn of the loop, at least once a second: who relies on the notices
+/// can tell by it that no [`Notice::Lost`] is overdue.
 pub async fn run(
-    client: Client,
-    identity: String,
-    timings: Timings,
-    commands: mpsc::Receiver<Command>,
-    notices: mpsc::Sender<Notice>,
-    shutdown: CancellationToken,
-) {
-    run_scoped(
-        client,
-        Scope::All,
-        identity,
-        timings,
-        commands,
-        notices,
-        shutdown,
-    )
-    .await;
-}
-
-/// Contends for one well-known Lease until `shutdown`, then releases it.
-pub async fn run_single(
-    client: Client,
-    lease: LeaseKey,
-    identity: String,
-    timings: Timings,
-    notices: mpsc::Sender<Notice>,
-    shutdown: CancellationToken,
-) {
-    let (sender, commands) = mpsc::channel(1);
-    let contend = Command::Contend {
-        lease: lease.clone(),
-        hesitation: Duration::ZERO,
-    };
-    sender
-        .try_send(contend)
-        .expect("a new channel has room for one");
-    let scope = Scope::One(lease);
-    run_scoped(
-        client, scope, identity, timings, commands, notices, shutdown,
-    )
-    .await;
-    // Its end would have ended the election.
-    drop(sender);
-}
-
-/// [`run`], over the Leases of a scope.
-pub async fn run_scoped(
-    client: Client,
-    scope: Scope,
-    identity: String,
-    timings: Timings,
+    election: Election,
     mut commands: mpsc::Receiver<Command>,
     notices: mpsc::Sender<Notice>,
     shutdown: CancellationToken,
+    mut turned: impl FnMut(),
 ) {
+    let Election {
+        client,
+        scope,
+        identity,
+        timings,
+    } = election;
     let (delta_sender, mut deltas) = mpsc::channel(DELTAS);
     let (status_sender, mut status) = watch::channel(InformerStatus::new(clock::now()));
     // A task of its own, so that neither a busy loop nor the parsing of lists delays the other.
@@ -149,6 +126,7 @@ pub async fn run_scoped(
     ));
     let mut driver = Driver::new(client, identity.into(), timings);
     while !driver.is_finished(clock::now()) {
+        turned();
         let next = driver.next_deadline();
         let has_room = driver.outbox.len() < OUTBOX;
         let input = tokio::select! {

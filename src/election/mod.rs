@@ -13,7 +13,7 @@ pub mod view;
 
 use std::{fmt, time::Duration};
 
-pub use driver::{Scope, run, run_scoped, run_single};
+pub use driver::{Election, Scope, run};
 
 /// Which Lease.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -29,9 +29,6 @@ mod vips;
 
 /// The suffix of every speaker's identity in an election; kube-vip's is the bare node name.
 pub const IDENTITY_SUFFIX: &str = "_speaker";
-/// A foreign claim for a VIP that stands here is reported as long after it was last heard.
-const RIVAL_MATTERS: Duration = Duration::from_secs(60);
-
 /// What should be.
 #[derive(Debug, Default)]
 pub struct Desired {
@@ -188,10 +185,8 @@ impl Decision<'_> {
             }
             ingress.push(Ingress::new(*vip, &request.ports));
             announced.push((*vip, key.link));
-            if let Some((answer, at)) = self.model.observed.rivals.get(&(key.link, *vip))
-                && self.now < *at + RIVAL_MATTERS
-            {
-                desired.fact(service.clone(), self.rival(*vip, *answer));
+            if let Some((answer, _)) = self.present_rival(&key) {
+                desired.fact(service.clone(), self.rival(*vip, answer));
             }
         }
         if ingress.is_empty() {

@@ -39,7 +39,11 @@ pub(crate) mod testing;
 pub mod vips;
 pub mod wire;
 
-use std::{fmt::Debug, sync::Arc, time::Duration};
+use std::{
+    fmt::Debug,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use kube::{Api, Client, Resource, core::DeserializeGuard};
 use serde::de::DeserializeOwned;
@@ -48,7 +52,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::SpeakerConfig,
-    election::{self, Timings},
+    election::{self, Election, Scope, Timings},
     k8s::{self, ClientSource, events::Recorder},
     net::monitor,
     runtime::{
@@ -102,7 +106,7 @@ async fn start(config: SpeakerConfig, process: Process, ready: Check) -> Result<
         .tasks
         .spawn("kernel", executor::kernel(batches, events.clone()));
     let (election, commands) = mpsc::channel(COMMANDS);
-    spawn_election(&config, &client, &process, commands, events.clone());
+    let elections = spawn_election(&config, &client, &process, commands, events.clone());
     let (recorder, recording) = Recorder::new(client.clone(), COMPONENT, &config.node_name);
     process.tasks.spawn(
         "events",
@@ -121,6 +125,7 @@ async fn start(config: SpeakerConfig, process: Process, ready: Check) -> Result<
         executor: Executor::new(client, events, election, kernel, recorder, announcer),
         events: received,
         beat: process.health.watchdog("speaker-loop", LOOP_LIMIT),
+        elections,
         metrics,
         ready,
     };
@@ -207,29 +212,28 @@ fn spawn_monitor(process: &Process, events: mpsc::Sender<Event>) {
     });
 }
 
+/// Starts the elections. Returns when their loop last turned, for the fence of the speaker's loop.
 fn spawn_election(
     config: &SpeakerConfig,
     client: &Client,
     process: &Process,
     commands: mpsc::Receiver<election::Command>,
     events: mpsc::Sender<Event>,
-) {
-    let identity = format!("{}{}", config.node_name, desired::IDENTITY_SUFFIX);
-    let timings = Timings {
-        duration: config.lease.duration,
-        renew_deadline: config.lease.renew_deadline,
-        retry_period: config.lease.retry_period,
+) -> watch::Receiver<Instant> {
+    let election = Election {
+        client: client.clone(),
+        scope: Scope::All,
+        identity: format!("{}{}", config.node_name, desired::IDENTITY_SUFFIX),
+        timings: Timings {
+            duration: config.lease.duration,
+            renew_deadline: config.lease.renew_deadline,
+            retry_period: config.lease.retry_period,
+        },
     };
     let (notices, mut received) = mpsc::channel(EVENTS);
+    let beat = process.health.watchdog("election-loop", LOOP_LIMIT);
+    let (turn, turned) = watch::channel(clock::now());
     // It ends with its commands, after the loop has withdrawn what the Leases protect.
-    let election = election::driver::run(
-        client.clone(),
-        identity,
-        timings,
-        commands,
-        notices,
-        CancellationToken::new(),
-    );
     process.tasks.spawn("election", async move {
         let forward = async {
             while let Some(notice) = received.recv().await {
@@ -239,6 +243,17 @@ fn spawn_election(
             }
             drop(received);
         };
-        tokio::join!(election, forward);
+        let elections = election::run(
+            election,
+            commands,
+            notices,
+            CancellationToken::new(),
+            || {
+                beat.touch();
+                turn.send_replace(clock::now());
+            },
+        );
+        tokio::join!(elections, forward);
     });
+    turned
 }

@@ -14,7 +14,7 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::{
     desired::{Desired, desired},
@@ -32,6 +32,9 @@ use crate::runtime::{
 
 /// Lifetimes are renewed this often, and the loop proves that it lives.
 const REFRESH: Duration = Duration::from_secs(1);
+/// Elections whose loop was silent for so long may have lost every Lease without saying so. With the
+/// addresses' lifetime it is less than the time for which others respect our last renewal.
+const FENCE: Duration = Duration::from_secs(4);
 /// Everything must be withdrawn within this time after the stop.
 const STOP_BUDGET: Duration = Duration::from_millis(1_800);
 /// Events taken before a decision, at most: a flood must not keep the loop from deciding.
@@ -46,6 +49,8 @@ pub(super) struct Loop {
     pub executor: Executor,
     pub events: mpsc::Receiver<Event>,
     pub beat: Beat,
+    /// When the elections' loop last turned.
+    pub elections: watch::Receiver<Instant>,
     pub metrics: SpeakerMetrics,
     pub ready: Check,
 }
@@ -127,6 +132,15 @@ impl Loop {
         self.beat.touch();
         self.executor.reap();
         let Some(desired) = desired else { return };
+        let silent = clock::now().saturating_duration_since(*self.elections.borrow());
+        if silent > FENCE {
+            // Who does not hear that it lost its Leases must not go on as if it had them.
+            tracing::error!(
+                ?silent,
+                "the elections do not turn; VIPs are left to their lifetimes"
+            );
+            return;
+        }
         let addresses = self.model.refreshable(desired);
         if !addresses.is_empty() && self.model.config.address_lifetime.is_some() {
             self.executor.refresh(addresses);

@@ -189,6 +189,8 @@ impl World {
             self.model.remember(&wanted, self.now);
             let actions = plan(&self.model, &wanted, self.now);
             if actions.is_empty() {
+                let late = wanted.wake.is_some_and(|wake| wake <= self.now);
+                assert!(!late, "a wake-up in the past would turn the loop for ever");
                 return;
             }
             for action in actions {
@@ -401,6 +403,19 @@ impl World {
             vip: ip(vip),
             by,
             node,
+        };
+        self.apply(Event::Announcer(event));
+        self.settle();
+    }
+
+    /// A foreign host claims a VIP that stands here.
+    pub(crate) fn claimed(&mut self, vip: &str) {
+        let by = MacAddress([2, 0, 0, 0, 0, 9]);
+        let event = AnnouncerEvent::Conflict {
+            link: LinkIndex(2),
+            vip: ip(vip),
+            by,
+            node: None,
         };
         self.apply(Event::Announcer(event));
         self.settle();

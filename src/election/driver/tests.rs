@@ -69,14 +69,13 @@ fn start_at(items: Vec<Value>, watchable: bool, room: usize) -> Bench {
     let (commands, receiver) = mpsc::channel(8);
     let (sender, notices) = mpsc::channel(room);
     let shutdown = CancellationToken::new();
-    let driver = run(
+    let election = Election {
         client,
-        "us".to_owned(),
-        TIMINGS,
-        receiver,
-        sender,
-        shutdown.clone(),
-    );
+        scope: Scope::All,
+        identity: "us".to_owned(),
+        timings: TIMINGS,
+    };
+    let driver = run(election, receiver, sender, shutdown.clone(), || {});
     Bench {
         commands,
         notices,

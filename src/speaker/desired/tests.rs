@@ -534,3 +534,19 @@ fn disabled_service_updates_write_nothing() {
     assert_eq!(world.standing(), [VIP]);
     assert!(!world.drain().iter().any(|l| l.starts_with("write")));
 }
+
+#[test]
+fn a_foreign_claim_is_reported_for_a_while_and_then_forgotten() {
+    let mut world = World::new();
+    world.serve("web", VIP);
+    world.claimed(VIP);
+    assert_eq!(world.drain(), ["tell web AddressConflict"]);
+    world.pass(secs(90));
+    assert_eq!(world.standing(), [VIP]);
+    world.claimed(VIP);
+    assert_eq!(
+        world.drain(),
+        ["tell web AddressConflict"],
+        "a new claim is new"
+    );
+}

@@ -1,8 +1,11 @@
 //! The VIPs of one group: which have a place here, which may stand, and which must be asked for first.
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    net::IpAddr,
+    time::{Duration, Instant},
+};
 
-use super::{Decision, Desired, DesiredVip, IDENTITY_SUFFIX, RIVAL_MATTERS, group::Ownership};
+use super::{Decision, Desired, DesiredVip, IDENTITY_SUFFIX, group::Ownership};
 use crate::{
     config::ElectionScope,
     election::Acquisition,
@@ -17,6 +20,8 @@ use crate::{
     },
 };
 
+/// A foreign claim for a VIP that stands here is reported as long after it was last heard.
+const RIVAL_MATTERS: Duration = Duration::from_secs(60);
 /// The good order of a release lets a successor announce without asking within this time.
 const SUCCESSION: Duration = Duration::from_secs(1);
 /// A kernel that refused a VIP this often makes the node no candidate for it.
@@ -201,9 +206,16 @@ impl Decision<'_> {
         }
     }
 
+    /// Who claimed a VIP that stands here of late, and until when that counts.
+    pub(super) fn present_rival(&self, key: &AddressKey) -> Option<(Answer, Instant)> {
+        let (answer, at) = self.model.observed.rivals.get(&(key.link, key.address))?;
+        let until = *at + RIVAL_MATTERS;
+        (self.now < until).then_some((*answer, until))
+    }
+
     fn stand(&self, key: AddressKey, owner: &Ownership<'_>, rival: bool, desired: &mut Desired) {
-        if let Some((_, at)) = self.model.observed.rivals.get(&(key.link, key.address)) {
-            desired.wake_at(*at + RIVAL_MATTERS);
+        if let Some((_, until)) = self.present_rival(&key) {
+            desired.wake_at(until);
         }
         let address = VipAddress {
             key,
