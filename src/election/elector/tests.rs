@@ -1,7 +1,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::*;
-use crate::runtime::clock;
+use crate::{election::record::LeaseRecord, runtime::clock};
 
 mod simulation;
 
