@@ -244,6 +244,9 @@ impl Driver {
             Input::Command(Command::Retire { lease, delete }) => {
                 self.touch(lease, now, |elector| elector.handle_retire(delete, now));
             }
+            Input::Command(Command::Confirm { round }) => {
+                self.outbox.push_back(Notice::Confirmed { round });
+            }
             Input::Delta(delta) => self.handle_delta(delta, now),
             Input::Connected(connected) => {
                 self.connected = connected;

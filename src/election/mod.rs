@@ -66,6 +66,8 @@ pub enum Command {
         /// Also delete the object if we hold it: what it protected is gone for good.
         delete: bool,
     },
+    /// Say what is lost by now, then [`Notice::Confirmed`]: the owner has stood still for a while.
+    Confirm { round: u64 },
 }
 
 /// What the election tells its owner.
@@ -75,6 +77,8 @@ pub enum Notice {
     Acquired { lease: LeaseKey, how: Acquisition },
     /// We do not hold it any more: stop at once. It is contended for again by itself.
     Lost { lease: LeaseKey, why: Loss },
+    /// What was acquired and not lost before this notice was held when the question came.
+    Confirmed { round: u64 },
     /// The release has been written, or given up.
     Retired { lease: LeaseKey },
     /// Who holds the Lease has changed, or whether that one lives; also for Leases nobody here

@@ -62,13 +62,14 @@ pub struct ContestWish {
     pub reluctant: bool,
 }
 
-/// Decides. `None` while the first full lists are missing: then nothing is done and nothing swept.
+/// Decides. `None` while the first full lists are missing, or after a pause of which the consequences
+/// are not known yet: then nothing is done and nothing swept.
 pub fn desired(model: &Model, now: Instant) -> Option<Desired> {
     let mut desired = Desired::default();
     if model.stopping {
         return Some(desired);
     }
-    if !model.missing.is_empty() {
+    if !model.missing.is_empty() || model.doubt.is_some() {
         return None;
     }
     let requests: BTreeMap<ServiceKey, &VipRequest> = model

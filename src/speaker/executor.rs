@@ -125,6 +125,12 @@ impl Executor {
         started
     }
 
+    /// Asks the election what is still held. Returns whether the question was handed over.
+    pub fn confirm(&self, round: u64) -> bool {
+        let question = election::Command::Confirm { round };
+        self.election.try_send(question).is_ok()
+    }
+
     /// Renews the lifetime of addresses that stand.
     pub fn refresh(&mut self, addresses: Vec<VipAddress>) {
         let batch = KernelBatch {

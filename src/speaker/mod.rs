@@ -113,8 +113,10 @@ async fn start(config: SpeakerConfig, process: Process, ready: Check) -> Result<
         recording.run(process.shutdown.token(), EVENTS_BUDGET),
     );
 
+    let (proof, fence) = announcer::fence(clock::now());
     let announcer = announcer::Settings {
         interval: config.announce_interval,
+        fence,
     };
     let metrics = process.metrics.with(|registry| {
         announcer::metrics::register(registry);
@@ -124,6 +126,7 @@ async fn start(config: SpeakerConfig, process: Process, ready: Check) -> Result<
         model: Model::new(config),
         executor: Executor::new(client, events, election, kernel, recorder, announcer),
         events: received,
+        proof,
         beat: process.health.watchdog("speaker-loop", LOOP_LIMIT),
         elections,
         metrics,

@@ -63,6 +63,9 @@ pub struct Model {
     pub lease_of: BTreeMap<IpAddr, LeaseKey>,
     /// Leases that a neighbour of ours is about to take over from another Lease of the group.
     pub courtesies: BTreeSet<LeaseKey>,
+    /// The loop stood still; nothing is known to be ours until the election has answered this
+    /// question.
+    pub doubt: Option<u64>,
     /// Everything is to be withdrawn.
     pub stopping: bool,
 }
@@ -85,6 +88,7 @@ impl Model {
             wire: BTreeMap::new(),
             lease_of: BTreeMap::new(),
             courtesies: BTreeSet::new(),
+            doubt: None,
             stopping: false,
         }
     }
@@ -173,6 +177,11 @@ impl Model {
                 };
                 if matches!(contest.phase, Phase::Held { .. }) {
                     contest.phase = Phase::Contending;
+                }
+            }
+            Notice::Confirmed { round } => {
+                if self.doubt == Some(round) {
+                    self.doubt = None;
                 }
             }
             Notice::Retired { lease } => {

@@ -10,13 +10,15 @@
 //!
 //! All events that are waiting are taken before one decision is made, so a burst costs one decision.
 //! The loop never waits for anybody: it is what the kernel's address lifetimes and the health check
-//! watch.
+//! watch. A loop that stood still (a stopped process, a paused machine) does nothing before the
+//! election has said what was lost meanwhile: else it would put back what the kernel has ended.
 
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 
 use super::{
+    announcer::Proof,
     desired::{Desired, desired},
     event::Event,
     executor::Executor,
@@ -37,6 +39,8 @@ const REFRESH: Duration = Duration::from_secs(1);
 const FENCE: Duration = Duration::from_secs(4);
 /// Everything must be withdrawn within this time after the stop.
 const STOP_BUDGET: Duration = Duration::from_millis(1_800);
+/// The loop turns every second; after so long it stood still.
+const STANDSTILL: Duration = Duration::from_secs(2);
 /// Events taken before a decision, at most: a flood must not keep the loop from deciding.
 const BURST: usize = 4_096;
 /// Steps that lead to further steps at once; more in one round would be a plan that never settles.
@@ -48,11 +52,20 @@ pub(super) struct Loop {
     pub model: Model,
     pub executor: Executor,
     pub events: mpsc::Receiver<Event>,
+    pub proof: Proof,
     pub beat: Beat,
     /// When the elections' loop last turned.
     pub elections: watch::Receiver<Instant>,
     pub metrics: SpeakerMetrics,
     pub ready: Check,
+}
+
+/// The last turn of the loop, and its questions after standstills.
+#[derive(Debug)]
+struct Turn {
+    last: Instant,
+    round: u64,
+    asked: bool,
 }
 
 impl Loop {
@@ -61,6 +74,11 @@ impl Loop {
         let mut desired = self.decide();
         let mut refresh_at = clock::now() + REFRESH;
         let mut deadline = None;
+        let mut turn = Turn {
+            last: clock::now(),
+            round: 0,
+            asked: false,
+        };
         loop {
             let wake = desired.as_ref().and_then(|d| d.wake);
             let next = wake.map_or(refresh_at, |wake| wake.min(refresh_at));
@@ -77,6 +95,7 @@ impl Loop {
                 }
             };
             let now = clock::now();
+            self.note_turn(&mut turn, now);
             if changed || wake.is_some_and(|wake| wake <= now) {
                 desired = self.decide();
             }
@@ -87,6 +106,26 @@ impl Loop {
             if self.model.stopping && self.is_over(deadline, now) {
                 return;
             }
+        }
+    }
+
+    /// Notices a standstill and asks what it cost; otherwise proves that there was none.
+    fn note_turn(&mut self, turn: &mut Turn, now: Instant) {
+        let pause = now.saturating_duration_since(turn.last);
+        turn.last = now;
+        if pause > STANDSTILL {
+            tracing::warn!(
+                ?pause,
+                "stood still; asking the election what is still held"
+            );
+            turn.round += 1;
+            turn.asked = false;
+            self.model.doubt = Some(turn.round);
+        }
+        if self.model.doubt.is_none() {
+            self.proof.renew(now);
+        } else if !turn.asked {
+            turn.asked = self.executor.confirm(turn.round);
         }
     }
 

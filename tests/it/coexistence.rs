@@ -82,7 +82,7 @@ fn what_kube_vip_holds_is_left_to_it_and_after_its_release_taken_when_the_wire_i
             eprintln!("{vip}: {:.1?} unanswered", answers.longest_silence);
             ensure!(answers.longest_silence < HAND_OVER);
         }
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -121,7 +121,7 @@ fn a_kube_vip_that_died_with_its_node_is_succeeded_when_its_lease_has_expired() 
         let taken = died.elapsed();
         eprintln!("taken over after {taken:.1?}");
         ensure!(taken < duration + Duration::from_secs(3));
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -163,7 +163,7 @@ fn a_speaker_that_stops_leaves_what_kube_vip_expects_and_the_others_respect_kube
         for vip in vips(stage) {
             stage.owner(vip).await?;
         }
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -178,7 +178,7 @@ fn a_kube_vip_that_serves_everything_under_its_global_lease_is_waited_for() {
         for vip in vips(stage) {
             stays(stage, vip, 1, A_WHILE).await?;
         }
-        ensure!(stage.holder_of("kubevip-web").await?.is_some());
+        ensure!(stage.speaker_of("kubevip-web").await?.is_some());
         ensure!(web.status_ips().await?.is_empty(), "a status not ours");
         poll_until(SOON, "the event", async || {
             let events = web.events().await?;
@@ -192,7 +192,7 @@ fn a_kube_vip_that_serves_everything_under_its_global_lease_is_waited_for() {
         for vip in vips(stage) {
             stage.owner(vip).await?;
         }
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -214,6 +214,6 @@ fn a_lease_of_kube_vip_on_one_service_keeps_speakers_from_all_that_share_its_add
         let owners = vips(stage).map(|vip| stage.owner(vip));
         let owners = try_join_all(owners).await?;
         ensure!(owners[0] == owners[1], "one group, two owners");
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }

@@ -31,9 +31,11 @@ fn kv_21_five_flaps_of_the_endpoints_leave_local_and_cluster_services_served() {
         let vips = [0, 1].map(|n| (stage.cluster.vip(n).into(), stage.cluster.vip6(n).into()));
         let watched: Vec<IpAddr> = vips.iter().flat_map(|(v4, v6)| [*v4, *v6]).collect();
         let watch = stage.watch(&watched)?;
-        let anywhere = stage.serve("anywhere", 0, &[1], |service| service).await?;
+        let anywhere = stage
+            .serve_http("anywhere", 0, &[1], |service| service)
+            .await?;
         let local = stage
-            .serve("local", 1, &[2], ServiceBuilder::etp_local)
+            .serve_http("local", 1, &[2], ServiceBuilder::etp_local)
             .await?;
         ensure!(local.owner == 2, "a Local VIP is not where its Pod is");
         for _ in 0..5 {
@@ -51,7 +53,7 @@ fn kv_21_five_flaps_of_the_endpoints_leave_local_and_cluster_services_served() {
         let owner = stage.healthy(&anywhere.lease(), &anywhere.vips).await?;
         ensure!(owner == anywhere.owner, "endpoints moved a Cluster VIP");
         ensure!(stage.healthy(&local.lease(), &local.vips).await? == 2);
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -61,7 +63,7 @@ fn kv_22_an_endpoint_slice_deleted_and_the_service_annotated() {
         let vips = [stage.cluster.vip(0).into(), stage.cluster.vip6(0).into()];
         let watch = stage.watch(&vips)?;
         let web = stage
-            .serve("web", 0, &[1], ServiceBuilder::etp_local)
+            .serve_http("web", 0, &[1], ServiceBuilder::etp_local)
             .await?;
         let slices: Api<EndpointSlice> =
             Api::namespaced(stage.cluster.kube(), stage.cluster.namespace());
@@ -81,7 +83,7 @@ fn kv_22_an_endpoint_slice_deleted_and_the_service_annotated() {
         })
         .await?;
         ensure!(stage.healthy(&web.lease(), &web.vips).await? == 1);
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -90,7 +92,9 @@ fn kv_23_a_deleted_lease_is_made_again_by_its_holder_and_nothing_moves() {
     Scene::new("kv23").play(async |stage| {
         let vips = [stage.cluster.vip(0).into(), stage.cluster.vip6(0).into()];
         let watch = stage.watch(&vips)?;
-        let web = stage.serve("web", 0, &[0, 1, 2], |service| service).await?;
+        let web = stage
+            .serve_http("web", 0, &[0, 1, 2], |service| service)
+            .await?;
         for _ in 0..5 {
             stage
                 .leases()
@@ -100,7 +104,7 @@ fn kv_23_a_deleted_lease_is_made_again_by_its_holder_and_nothing_moves() {
             stage.holder(&web.lease(), web.owner).await?;
             ensure!(stage.healthy(&web.lease(), &web.vips).await? == web.owner);
         }
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -109,7 +113,9 @@ fn kv_24_a_cleared_holder_field_is_written_again_by_the_holder_and_nothing_moves
     Scene::new("kv24").play(async |stage| {
         let vips = [stage.cluster.vip(0).into(), stage.cluster.vip6(0).into()];
         let watch = stage.watch(&vips)?;
-        let web = stage.serve("web", 0, &[0, 1, 2], |service| service).await?;
+        let web = stage
+            .serve_http("web", 0, &[0, 1, 2], |service| service)
+            .await?;
         for cleared in [json!(""), json!(null), json!(""), json!(null)] {
             let patch = Patch::Merge(json!({ "spec": { "holderIdentity": cleared } }));
             stage
@@ -120,7 +126,7 @@ fn kv_24_a_cleared_holder_field_is_written_again_by_the_holder_and_nothing_moves
             stage.holder(&web.lease(), web.owner).await?;
             ensure!(stage.healthy(&web.lease(), &web.vips).await? == web.owner);
         }
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -129,7 +135,9 @@ fn kv_25_an_owner_cut_from_the_api_for_20_seconds_gives_up_and_serves_again_late
     Scene::new("kv25").play(async |stage| {
         let vips = [stage.cluster.vip(0).into(), stage.cluster.vip6(0).into()];
         let watch = stage.watch(&vips)?;
-        let web = stage.serve("web", 0, &[0, 1, 2], |service| service).await?;
+        let web = stage
+            .serve_http("web", 0, &[0, 1, 2], |service| service)
+            .await?;
         let former = web.owner;
         stage.node(former).api().blackhole();
         let cut = lab::clock::now();
@@ -157,7 +165,7 @@ fn kv_25_an_owner_cut_from_the_api_for_20_seconds_gives_up_and_serves_again_late
         stage.speakers[next].terminate()?;
         ensure!(stage.next_owner(web.vips[0], next).await? == former);
         ensure!(stage.healthy(&web.lease(), &web.vips).await? == former);
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -166,7 +174,7 @@ fn kv_26_the_traffic_policy_flipped_again_and_again() {
     Scene::new("kv26").play(async |stage| {
         let vips = [stage.cluster.vip(0).into(), stage.cluster.vip6(0).into()];
         let watch = stage.watch(&vips)?;
-        let web = stage.serve("web", 0, &[1], |service| service).await?;
+        let web = stage.serve_http("web", 0, &[1], |service| service).await?;
         for policy in ["Local", "Cluster", "Local", "Cluster", "Local"] {
             web.service
                 .edit(|service| {
@@ -181,7 +189,7 @@ fn kv_26_the_traffic_policy_flipped_again_and_again() {
         })
         .await?;
         ensure!(stage.healthy(&web.lease(), &web.vips).await? == 1);
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -190,7 +198,9 @@ fn kv_27_a_burst_of_15_updates_of_a_service_moves_nothing() {
     Scene::new("kv27").play(async |stage| {
         let vips = [stage.cluster.vip(0).into(), stage.cluster.vip6(0).into()];
         let watch = stage.watch(&vips)?;
-        let web = stage.serve("web", 0, &[0, 1, 2], |service| service).await?;
+        let web = stage
+            .serve_http("web", 0, &[0, 1, 2], |service| service)
+            .await?;
         let before = stage.lease(&web.lease()).await?;
         let updates = (0..15).map(|update| {
             web.service.edit(move |service| {
@@ -207,7 +217,7 @@ fn kv_27_a_burst_of_15_updates_of_a_service_moves_nothing() {
         ensure!(stage.healthy(&web.lease(), &web.vips).await? == web.owner);
         let after = stage.lease(&web.lease()).await?;
         ensure!(after.acquire_time == before.acquire_time);
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -220,7 +230,7 @@ fn kv_28_one_member_of_a_common_lease_deleted_disturbs_no_other() {
         let watch = stage.watch(&watched)?;
         let mut members = Vec::new();
         for (number, name) in [(0, "first"), (1, "second"), (2, "third")] {
-            let member = stage.serve(name, number, &[0, 1, 2], |service| {
+            let member = stage.serve_http(name, number, &[0, 1, 2], |service| {
                 service.annotation("kube-vip.io/leaseName", "shared")
             });
             members.push(member.await?);
@@ -240,7 +250,7 @@ fn kv_28_one_member_of_a_common_lease_deleted_disturbs_no_other() {
         }
         let after = stage.lease("shared").await?;
         ensure!(after.acquire_time == before.acquire_time);
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -249,7 +259,9 @@ fn kv_29_a_follower_cut_from_the_api_for_25_seconds_moves_no_lease() {
     Scene::new("kv29").play(async |stage| {
         let vips = [stage.cluster.vip(0).into(), stage.cluster.vip6(0).into()];
         let watch = stage.watch(&vips)?;
-        let web = stage.serve("web", 0, &[0, 1, 2], |service| service).await?;
+        let web = stage
+            .serve_http("web", 0, &[0, 1, 2], |service| service)
+            .await?;
         let before = stage.lease(&web.lease()).await?;
         let follower = (web.owner + 1) % 3;
         stage.node(follower).api().blackhole();
@@ -267,6 +279,6 @@ fn kv_29_a_follower_cut_from_the_api_for_25_seconds_moves_no_lease() {
         ensure!(stage.healthy(&web.lease(), &web.vips).await? == web.owner);
         let after = stage.lease(&web.lease()).await?;
         ensure!(after.acquire_time == before.acquire_time);
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }

@@ -9,9 +9,16 @@
 mod architecture;
 mod cli;
 mod coexistence;
+mod kube_vip;
 mod kube_vip_faults;
 mod speaker_api;
+mod speaker_endpoints;
+mod speaker_failover;
+mod speaker_groups;
+mod speaker_nodes;
 mod speaker_process;
 mod speaker_requests;
+mod speaker_status;
 mod speaker_vip;
+mod speaker_wire;
 mod support;

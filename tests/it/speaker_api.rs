@@ -73,7 +73,7 @@ fn what_changed_while_the_watches_were_cut_is_made_up_for() {
             healed.elapsed()
         );
         ensure!(stage.owner(vip(stage, 1)).await? == owner);
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -95,7 +95,7 @@ fn half_a_second_of_latency_delays_what_is_new_and_disturbs_nothing() {
         ensure!(announced < Duration::from_secs(3));
         stays(stage, vip(stage, 0), owner, BEYOND_DEADLINE).await?;
         never_lost(stage, "kubevip-old", &lease).await?;
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -116,7 +116,7 @@ fn an_overloaded_server_that_asks_for_patience_loses_no_lease_and_every_status_a
         stays(stage, vip(stage, 0), owner, BEYOND_DEADLINE).await?;
         never_lost(stage, "kubevip-old", &lease).await?;
         has_status(&new, vip(stage, 1)).await?;
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -146,7 +146,7 @@ fn lease_writes_that_fail_or_conflict_for_a_while_lose_no_lease() {
             .await?;
             never_lost(stage, "kubevip-web", &lease).await?;
         }
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -172,7 +172,7 @@ fn a_status_that_cannot_be_written_arrives_later_and_delays_no_other() {
         ensure!(refused.status_ips().await?.is_empty());
         everywhere(stage, ApiProxy::heal);
         has_status(&refused, vip(stage, 0)).await?;
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -190,7 +190,7 @@ fn a_history_that_is_too_old_is_listed_again() {
         stage.owner(vip(stage, 1)).await?;
         has_status(&new, vip(stage, 1)).await?;
         ensure!(stage.owner(vip(stage, 0)).await? == owner);
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -214,7 +214,7 @@ fn refused_connections_leave_vips_where_they_are_and_what_was_missed_follows() {
         has_status(&new, vip(stage, 2)).await?;
         ensure!(stage.owner(vip(stage, 1)).await? == owner);
         never_lost(stage, "kubevip-stays", &lease).await?;
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -256,6 +256,6 @@ fn a_service_that_cannot_be_read_is_skipped_with_a_warning_and_keeps_what_it_had
         everywhere(stage, ApiProxy::heal);
         unreadable.edit(|service| set_port(service, 80)).await?;
         has_status(&unreadable, vip(stage, 1)).await?;
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }

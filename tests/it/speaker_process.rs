@@ -55,7 +55,7 @@ fn sigterm_withdraws_50_vips_and_releases_their_leases_within_two_seconds() {
         ensure!(on_node(stage, &vips)? == 0, "addresses are left");
         let held = stage.held_leases().await?;
         ensure!(held.is_empty(), "not released: {held:?}");
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 

@@ -119,9 +119,9 @@ fn refuse(stage: &Stage, verb: &str) {
 fn the_role_of_the_speaker_is_enough_for_a_services_whole_life() {
     let scene = Scene::new("role");
     scene.play(async |stage| {
-        let local = stage.serve("local", 0, &[1], ServiceBuilder::etp_local);
+        let local = stage.serve_http("local", 0, &[1], ServiceBuilder::etp_local);
         let local = local.await?;
-        let other = stage.serve("other", 1, &[0, 1, 2], |service| service);
+        let other = stage.serve_http("other", 1, &[0, 1, 2], |service| service);
         let other = other.await?;
         // An Event, a move, and the end of a Service.
         local.pods[0].set_ready(false).await?;
@@ -174,7 +174,7 @@ fn without_the_right_to_delete_leases_they_are_released_and_stay() {
             .map(|counts| counts.of("delete", "leases"))
             .sum();
         ensure!(tries == 1, "asked {tries} times for what is forbidden");
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }
 
@@ -202,6 +202,6 @@ fn without_the_right_to_watch_leases_followers_poll_those_they_want() {
         ensure!(stage.lease("kubevip-web").await?.lease_transitions == Some(1));
         stage.speakers[next].terminate()?;
         stage.next_owner(vip(stage, 0), next).await?;
-        one_answerer(watch)
+        one_answerer(watch).map(drop)
     });
 }

@@ -16,7 +16,7 @@ use std::{
 use tokio::{sync::mpsc, time::timeout};
 
 use super::{
-    AnnouncerEvent, Command, LinkFacts, Settings,
+    AnnouncerEvent, Command, Fence, LinkFacts, Settings,
     metrics::{COUNTERS, FamilyLabels, FrameLabels, Kind},
     schedule::Schedule,
     witness::{Finding, Notice, Witness},
@@ -116,6 +116,7 @@ async fn serve(
 #[derive(Debug)]
 struct Announcer {
     facts: LinkFacts,
+    fence: Fence,
     schedule: Schedule,
     witness: Witness,
     /// Built once per VIP, until the link's facts change.
@@ -133,6 +134,7 @@ impl Announcer {
             schedule: Schedule::new(settings.interval, seed),
             witness,
             facts,
+            fence: settings.fence.clone(),
             frames: HashMap::new(),
             fresh: HashSet::new(),
             events: VecDeque::new(),
@@ -229,9 +231,14 @@ impl Announcer {
     async fn transmit(&mut self, socket: &PacketSocket) -> Result<(), SocketError> {
         let now = clock::now();
         let asked: Vec<IpAddr> = std::iter::from_fn(|| self.witness.poll_transmit()).collect();
-        let due: Vec<IpAddr> = std::iter::from_fn(|| self.schedule.poll_transmit(now))
+        let mut due: Vec<IpAddr> = std::iter::from_fn(|| self.schedule.poll_transmit(now))
             .take(BATCH)
             .collect();
+        if !self.fence.is_open(now) {
+            for vip in due.drain(..) {
+                self.schedule.handle_failure(vip, now);
+            }
+        }
         let mut frames = Vec::with_capacity(asked.len() + 2 * due.len());
         for vip in &due {
             let built = self.frames.entry(*vip);

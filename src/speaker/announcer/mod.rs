@@ -8,6 +8,7 @@
 
 mod agenda;
 mod driver;
+mod fence;
 pub mod metrics;
 mod schedule;
 mod witness;
@@ -17,7 +18,10 @@ use std::{
     time::Duration,
 };
 
-pub use self::driver::run;
+pub use self::{
+    driver::run,
+    fence::{Fence, Proof, fence},
+};
 use crate::net::link::{LinkIndex, MacAddress};
 
 /// What the announcer has to know of its link.
@@ -94,8 +98,10 @@ pub enum AnnouncerEvent {
 }
 
 /// How to announce.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Settings {
     /// Between two announcements of a VIP after its burst, give or take 20 %.
     pub interval: Duration,
+    /// While it is closed nothing is announced; questions are asked all the same.
+    pub fence: Fence,
 }

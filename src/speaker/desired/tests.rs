@@ -4,12 +4,12 @@ use k8s_openapi::api::core::v1::Service;
 
 use crate::{
     config::{ConflictPolicy, ElectionScope, SpeakerConfig},
-    election::Acquisition,
-    net::link::LinkEvent,
+    election::{Acquisition, Notice},
+    net::link::{AddressKey, LinkEvent, LinkIndex},
     speaker::{
         event::Event,
         model::Source,
-        testing::{World, config, host_address, link},
+        testing::{World, config, host_address, ip, link},
     },
 };
 
@@ -549,4 +549,25 @@ fn a_foreign_claim_is_reported_for_a_while_and_then_forgotten() {
         ["tell web AddressConflict"],
         "a new claim is new"
     );
+}
+
+#[test]
+fn after_a_standstill_nothing_is_put_back_before_the_election_has_answered() {
+    let mut world = World::new();
+    world.serve("web", VIP);
+    world.drain();
+    world.model.doubt = Some(1);
+    world.link(LinkEvent::AddressGone(AddressKey {
+        link: LinkIndex(2),
+        address: ip(VIP),
+        prefix_len: 32,
+    }));
+    assert_eq!(world.drain(), Vec::<String>::new());
+    world.lost(LEASE);
+    world.apply(Event::Election(Notice::Confirmed { round: 0 }));
+    assert_eq!(world.drain(), Vec::<String>::new(), "an older question");
+    world.apply(Event::Election(Notice::Confirmed { round: 1 }));
+    world.settle();
+    assert!(!world.drain().iter().any(|l| l.starts_with("add")));
+    assert!(world.standing().is_empty());
 }

@@ -2,9 +2,12 @@
 
 pub(crate) mod https;
 pub(crate) mod kube_vip;
+mod observe;
+mod scenery;
 pub(crate) mod served;
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     time::Duration,
@@ -12,11 +15,16 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use lab::{
-    Cluster, Node, Process,
+    Cluster, Node, Process, Settings,
     cluster::{PodAnswer, SpeakerSetup},
     http_client, poll_until,
-    probe::Asker,
+    probe::{Answers, Asker},
     unavailable,
+};
+
+pub(crate) use self::{
+    observe::{longest_silence, stayed_with},
+    scenery::{LOADBALANCER_IPS, annotate, listed},
 };
 
 /// Ten times what anything here should take, on a busy machine.
@@ -33,6 +41,10 @@ pub(crate) struct Scene {
     pub(crate) args: Vec<&'static str>,
     /// Environment of every speaker.
     pub(crate) env: Vec<(&'static str, &'static str)>,
+    /// A speaker runs on each node from the start.
+    pub(crate) speakers: bool,
+    /// Nodes of other tests are no nodes of this cluster.
+    pub(crate) alone: bool,
 }
 
 impl Scene {
@@ -44,6 +56,8 @@ impl Scene {
             kube_proxy: true,
             args: Vec::new(),
             env: Vec::new(),
+            speakers: true,
+            alone: false,
         }
     }
 
@@ -61,6 +75,39 @@ impl Scene {
     pub(crate) fn without_kube_proxy(mut self) -> Self {
         self.kube_proxy = false;
         self
+    }
+
+    /// The test starts its own speakers.
+    pub(crate) fn without_speakers(mut self) -> Self {
+        self.speakers = false;
+        self
+    }
+
+    /// With a control plane of its own, for what depends on there being no other nodes.
+    pub(crate) fn alone(mut self) -> Self {
+        self.alone = true;
+        self
+    }
+
+    /// One Lease for all VIPs, by kube-vip's variable.
+    pub(crate) fn global_election(self) -> Self {
+        self.env("svc_election", "false")
+    }
+
+    /// Leases of 3 s, by kube-vip's variables. A killed speaker's address outlives such a Lease.
+    pub(crate) fn short_leases(self) -> Self {
+        self.env("vip_leaseduration", "3")
+            .env("vip_renewdeadline", "2")
+            .env("vip_retryperiod", "1")
+    }
+
+    /// Leases of 7 s, by flags: a little longer than the address of a killed speaker stays.
+    pub(crate) fn brief_leases(self) -> Self {
+        self.args(&[
+            "--speaker-lease-duration=7s",
+            "--speaker-renew-deadline=5s",
+            "--speaker-retry-period=1s",
+        ])
     }
 
     /// Runs a test on this scene, or prints why it cannot.
@@ -99,11 +146,13 @@ pub(crate) struct Stage {
 
 impl Stage {
     async fn set(scene: Scene) -> Result<Self> {
-        let cluster = Cluster::builder(scene.name)
+        let mut builder = Cluster::builder(scene.name)
             .nodes(scene.nodes)
-            .kube_proxy(scene.kube_proxy)
-            .start()
-            .await?;
+            .kube_proxy(scene.kube_proxy);
+        if scene.alone {
+            builder = builder.own_control_plane(Settings::default());
+        }
+        let cluster = builder.start().await?;
         let mut args = vec!["--speaker", "--controllers=-*", "--v=4"];
         args.extend(&scene.args);
         let setup = SpeakerSetup {
@@ -120,7 +169,12 @@ impl Stage {
             setup,
             speakers: Vec::new(),
         };
-        for index in 0..stage.cluster.nodes().len() {
+        let running = if scene.speakers {
+            stage.cluster.nodes().len()
+        } else {
+            0
+        };
+        for index in 0..running {
             let speaker = stage.node(index).start_speaker(&stage.setup)?;
             stage.speakers.push(speaker);
         }
@@ -129,6 +183,13 @@ impl Stage {
 
     pub(crate) fn node(&self, index: usize) -> &Node {
         self.cluster.node(index)
+    }
+
+    /// The speaker that was last started on a node.
+    pub(crate) fn speaker(&self, index: usize) -> &Process {
+        self.speakers
+            .get(index)
+            .expect("a speaker was started on each node")
     }
 
     /// Starts the speaker of a node again.
@@ -217,9 +278,15 @@ impl Stage {
     fn print_logs(&self) {
         for speaker in &self.speakers {
             let log = speaker.log();
-            let tail: Vec<&str> = log.lines().filter(|line| !line.contains("FLAG:")).collect();
+            // The Leases of tests that run at the same time are seen too.
+            let own = format!("lease={}/", self.cluster.namespace());
+            let tail: Vec<&str> = log
+                .lines()
+                .filter(|line| !line.contains("FLAG:"))
+                .filter(|line| !line.contains("lease seen") || line.contains(&own))
+                .collect();
             let tail = tail
-                .get(tail.len().saturating_sub(60)..)
+                .get(tail.len().saturating_sub(120)..)
                 .unwrap_or_default()
                 .join("\n");
             eprintln!(
@@ -232,8 +299,9 @@ impl Stage {
 }
 
 /// Ends a watch: every address was answered, and no request by two.
-pub(crate) fn one_answerer(watch: Asker) -> Result<()> {
-    for (vip, answers) in watch.stop()? {
+pub(crate) fn one_answerer(watch: Asker) -> Result<BTreeMap<IpAddr, Answers>> {
+    let seen = watch.stop()?;
+    for (vip, answers) in &seen {
         answers
             .first
             .with_context(|| format!("{vip} was never answered"))?;
@@ -245,5 +313,5 @@ pub(crate) fn one_answerer(watch: Asker) -> Result<()> {
             answers.macs
         );
     }
-    Ok(())
+    Ok(seen)
 }

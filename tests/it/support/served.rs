@@ -39,7 +39,7 @@ impl Served {
 
 impl Stage {
     /// Serves HTTP on the cluster's VIPs of this number, from a Pod on each of these nodes.
-    pub(crate) async fn serve<'a>(
+    pub(crate) async fn serve_http<'a>(
         &'a self,
         name: &str,
         vip: u8,
@@ -83,7 +83,7 @@ impl Stage {
     pub(crate) async fn healthy(&self, lease: &str, vips: &[IpAddr]) -> Result<usize> {
         let what = format!("holder of {lease} with {vips:?}");
         let owner = poll_until(SOON, &what, async || {
-            let Some(holder) = self.holder_of(lease).await? else {
+            let Some(holder) = self.speaker_of(lease).await? else {
                 return Ok(None);
             };
             let owners: Vec<_> = vips
@@ -111,7 +111,7 @@ impl Stage {
     }
 
     /// The node whose speaker holds a Lease of the Services' namespace.
-    pub(crate) async fn holder_of(&self, lease: &str) -> Result<Option<usize>> {
+    pub(crate) async fn speaker_of(&self, lease: &str) -> Result<Option<usize>> {
         let lease = self.cluster.lease(self.cluster.namespace(), lease).await?;
         let holder = lease.and_then(|lease| lease.spec?.holder_identity);
         Ok(self

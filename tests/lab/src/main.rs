@@ -5,7 +5,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use lab::standing::{self, Wanted};
+use lab::{
+    standing::{self, Wanted},
+    tools::Tools,
+};
 
 #[derive(Debug, Parser)]
 #[command(about = "A whole guest cluster of real parts in network namespaces of this machine")]
@@ -22,6 +25,8 @@ enum Action {
     Down,
     /// Show the standing cluster
     Status,
+    /// Find the programs of the control plane, or build them, and say where they are
+    Tools,
     /// Hold a cluster in this process
     #[command(hide = true)]
     Keep(Wanted),
@@ -43,6 +48,12 @@ async fn run(action: Action) -> Result<()> {
         Action::Up(wanted) => print!("{}", standing::up(&wanted).await?),
         Action::Down => standing::down().await?,
         Action::Keep(wanted) => standing::keep(wanted).await?,
+        Action::Tools => {
+            let tools = Tools::ready().await?;
+            for program in tools.all() {
+                println!("{}", program.display());
+            }
+        }
         Action::Status => match standing::status().await? {
             None => println!("no cluster stands"),
             Some((standing, nodes)) => {

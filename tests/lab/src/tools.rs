@@ -70,6 +70,16 @@ impl Tools {
             .context("looking for the programs")?
     }
 
+    /// Every program.
+    pub fn all(&self) -> [&Path; 4] {
+        [
+            &self.etcd,
+            &self.kube_apiserver,
+            &self.kube_controller_manager,
+            &self.kube_proxy,
+        ]
+    }
+
     fn find_or_build() -> Result<Self> {
         let mut shelf = Shelf {
             assets: environment(ASSETS).map(PathBuf::from),

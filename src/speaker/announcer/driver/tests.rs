@@ -12,7 +12,7 @@ use crate::{
         netlink::Netlink,
         testing::{Namespace, Wire, eventually, raw},
     },
-    speaker::announcer::Question,
+    speaker::announcer::{self, Question},
 };
 
 const VIP4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
@@ -48,6 +48,7 @@ fn with_announcer<F: Future<Output = ()>>(test: impl FnOnce(Peer) -> F + Send + 
     let facts = facts(announcer);
     let settings = Settings {
         interval: Duration::from_secs(60),
+        fence: open_fence(),
     };
     let task = east.spawn(move || run(facts, settings, taken, told));
     west.run(move || {
@@ -61,6 +62,11 @@ fn with_announcer<F: Future<Output = ()>>(test: impl FnOnce(Peer) -> F + Send + 
         })
     });
     task.join().expect("the announcer ends with its commands");
+}
+
+fn open_fence() -> Fence {
+    // As if proved long ahead.
+    announcer::fence(clock::now() + Duration::from_secs(3600)).1
 }
 
 fn facts(announcer: Wire) -> LinkFacts {
@@ -410,6 +416,7 @@ fn a_link_without_carrier_delays_the_announcement_and_nothing_else() {
     let (told, mut events) = mpsc::channel(16);
     let settings = Settings {
         interval: Duration::from_secs(60),
+        fence: open_fence(),
     };
     let set = |up: bool| {
         east.run(move || async move {
@@ -482,7 +489,8 @@ fn a_link_that_does_not_exist_stops_the_announcer() {
         });
         facts.neighbours.clear();
         let interval = Duration::from_secs(60);
-        run(facts, Settings { interval }, taken, told).await;
+        let fence = open_fence();
+        run(facts, Settings { interval, fence }, taken, told).await;
         events.recv().await
     });
     assert!(

@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use k8s_openapi::{
     api::{
         coordination::v1::{Lease, LeaseSpec},
-        core::v1::{Node, NodeAddress, NodeCondition, NodeSpec, NodeStatus},
+        core::v1::{Node, NodeAddress, NodeCondition, NodeSpec, NodeStatus, Pod},
     },
     apimachinery::pkg::apis::meta::v1::{MicroTime, Time},
     jiff::Timestamp,
@@ -128,12 +128,41 @@ pub(super) async fn run(client: Client, cluster: String, hearts: Vec<Heart>) {
             .collect();
         // An API server that is away is no news to a kubelet either: it tries again.
         let _ = join_all(living.iter().map(|heart| renew(&client, &heart.name))).await;
+        let names: Vec<&str> = living.iter().map(|heart| heart.name.as_str()).collect();
+        let _ = revive_pods(&client, &cluster, &names).await;
         let Ok(unready) = unready(&client, &cluster).await else {
             continue;
         };
         let lost = living.iter().filter(|heart| unready.contains(&heart.name));
         let _ = join_all(lost.map(|heart| report(&client, &heart.name))).await;
     }
+}
+
+/// Posts Ready for the pods of living nodes that the node lifecycle controller has given up with
+/// their node. It leaves `ContainersReady` alone, which tells them from those that fail their probe.
+async fn revive_pods(client: &Client, namespace: &str, living: &[&str]) -> Result<()> {
+    let pods = Api::<Pod>::namespaced(client.clone(), namespace);
+    let list = pods.list(&ListParams::default().match_any()).await?;
+    for pod in list.items {
+        let is = |kind: &str, status: &str| {
+            let conditions = pod.status.as_ref().and_then(|it| it.conditions.as_ref());
+            conditions
+                .is_some_and(|all| all.iter().any(|it| it.type_ == kind && it.status == status))
+        };
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        let given_up = is("Ready", "False") && is("ContainersReady", "True");
+        if let Some(name) = pod.metadata.name.as_deref()
+            && given_up
+            && node.is_some_and(|node| living.contains(&node))
+        {
+            let ready =
+                json!({ "type": "Ready", "status": "True", "lastTransitionTime": Time(now()) });
+            let patch = Patch::Strategic(json!({ "status": { "conditions": [ready] } }));
+            pods.patch_status(name, &PatchParams::default(), &patch)
+                .await?;
+        }
+    }
+    Ok(())
 }
 
 /// The nodes of the cluster that are not Ready, from the server's cache.

@@ -182,6 +182,11 @@ impl Node {
         Ok(())
     }
 
+    /// Ends the voice of the node's kubelet alone: the node becomes not ready and works on.
+    pub fn silence_kubelet(&self) {
+        self.living.send_replace(false);
+    }
+
     /// Whether the API server has the node as Ready.
     pub async fn is_ready(&self) -> Result<bool> {
         let node = self

@@ -1,0 +1,51 @@
+# Everything that is done with this repository by hand or by CI. `make help` lists it.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+IMAGE ?= harvester-cloud-provider:dev
+# Threads of the integration tests: each scenario has a cluster of its own.
+TEST_THREADS ?= 2
+BENCHES := decide announce handover load
+
+target_dir = $$($(CARGO) metadata --no-deps --offline --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
+
+.PHONY: help
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-7s %s\n' "$$name" "$$text"; done
+
+.PHONY: demo
+demo: packages ## Show VIPs and their failover in a cluster on this machine (root); HOLD=1 leaves it up
+	@$(CARGO) build --quiet --workspace --bins
+	@"$(target_dir)/debug/demo" $(if $(HOLD),--hold)
+
+.PHONY: test
+test: packages ## Everything that CI checks: format, lints, all tests, documentation, benchmarks' smoke run (root)
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) test --workspace --lib --bins
+	$(CARGO) test --workspace --test '*' --no-run
+	"$(target_dir)/debug/lab" tools
+	$(CARGO) test --workspace --test '*' -- --test-threads=$(TEST_THREADS)
+	$(CARGO) test --workspace --doc
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+	$(CARGO) test $(addprefix --bench ,$(BENCHES))
+
+.PHONY: bench
+bench: packages ## Measure announcement, handover, load and decisions, with release builds (root)
+	$(CARGO) bench $(addprefix --bench ,$(BENCHES))
+
+.PHONY: lint
+lint: ## Format and lints only
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+.PHONY: image
+image: ## Build the container image IMAGE (docker or podman)
+	@engine=$$(command -v docker || command -v podman) || { echo "make image: needs docker or podman" >&2; exit 1; }; \
+	"$$engine" build --tag $(IMAGE) .
+
+# What the lab needs of the machine, by Debian package; nothing is done when all of it is there.
+.PHONY: packages
+packages:
+	@tests/lab/packages.sh
