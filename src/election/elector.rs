@@ -42,48 +42,16 @@ use k8s_openapi::{api::coordination::v1::Lease, jiff::Timestamp};
 
 use plan::Purpose;
 
+pub use super::call::{Call, Outcome};
 use super::{
     Acquisition, Holder, Loss, Timings,
-    record::LeaseRecord,
     view::{Change, View},
 };
 
-/// How long a release may be tried.
-///
-/// Short enough for an orderly stop within two seconds when the server does not answer.
-pub const RELEASE_BUDGET: Duration = Duration::from_millis(1_500);
+/// How long a release may be tried. Short enough for an orderly stop within two seconds when the server does not answer, on a busy
+/// machine too.
+pub const RELEASE_BUDGET: Duration = Duration::from_millis(1_200);
 const RELEASE_RETRY: Duration = Duration::from_millis(100);
-
-/// A call for the driver to make; every write is conditional on `base`.
-#[derive(Debug, Clone)]
-pub enum Call {
-    Get,
-    Create {
-        record: LeaseRecord,
-    },
-    Replace {
-        base: Arc<Lease>,
-        record: LeaseRecord,
-    },
-    Delete {
-        base: Arc<Lease>,
-    },
-}
-
-/// What became of a call.
-#[derive(Debug, Clone)]
-pub enum Outcome {
-    /// The object as the server has it now: read, created or replaced.
-    Object(Arc<Lease>),
-    /// There is no such object, or not any more.
-    Gone,
-    /// The object is not the one the write was based on, or exists already.
-    Conflict,
-    /// Anything else, an unknown result included: try again, not before `after`.
-    Failed { after: Option<Duration> },
-    /// The server will not do it, now or later, unless somebody changes something.
-    Refused,
-}
 
 /// What the driver passes on.
 #[derive(Debug, Clone, PartialEq, Eq)]

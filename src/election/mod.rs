@@ -3,9 +3,11 @@
 //!
 //! * [`record`]: what a Lease says. Pure.
 //! * [`view`]: one Lease as last observed here. Pure.
+//! * [`call`]: what an elector asks of the API server.
 //! * [`elector`]: one Lease's election as a machine without I/O.
 //! * [`driver`]: one task for all Leases of the process: watch × electors × API calls × clock.
 
+pub mod call;
 pub mod driver;
 pub mod elector;
 pub mod record;

@@ -87,7 +87,8 @@ impl Write {
         }
     }
 
-    fn end(&mut self, failed: bool, now: Instant) {
+    /// `patience`: the server asked to be left alone for so long.
+    fn end(&mut self, failed: bool, patience: Duration, now: Instant) {
         self.in_flight = false;
         self.failed = failed;
         self.attempts = self.attempts.saturating_add(1);
@@ -98,7 +99,7 @@ impl Write {
             .min(most);
         self.not_before = now
             + if failed {
-                pause
+                pause.max(patience.min(most))
             } else {
                 pause.max(WRITE_SETTLES)
             };
@@ -294,7 +295,11 @@ impl Observed {
             tracing::warn!(%service, %error, "cannot write the status");
         }
         if let Some(write) = self.writes.get_mut(service) {
-            write.end(result.is_err(), now);
+            let patience = match result.as_ref().map_err(k8s::Error::class) {
+                Err(k8s::Class::Retry { after }) => after.unwrap_or_default(),
+                _ => Duration::ZERO,
+            };
+            write.end(result.is_err(), patience, now);
         }
     }
 }
@@ -323,5 +328,22 @@ impl Failure {
             retry_at: now + pause,
             message,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_asks_for_patience_gets_it_and_no_more_than_the_longest_pause() {
+        let start = crate::runtime::clock::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut write = Write::start(None, StatusWish::Clear, start);
+        write.end(true, Duration::from_secs(4), start);
+        assert!(!write.allows(&StatusWish::Clear, at(3)));
+        assert!(write.allows(&StatusWish::Clear, at(4)));
+        write.end(true, Duration::from_secs(3_600), start);
+        assert!(write.allows(&StatusWish::Clear, at(30)));
     }
 }

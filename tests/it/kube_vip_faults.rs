@@ -10,7 +10,7 @@ use kube::{
     Api,
     api::{DeleteParams, ListParams, Patch, PatchParams},
 };
-use lab::poll_until;
+use lab::{cluster::ServiceBuilder, poll_until};
 use serde_json::json;
 
 use crate::support::{
@@ -22,6 +22,8 @@ use crate::support::{
 /// over after the second.
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 const LEASE_DURATION: Duration = Duration::from_secs(15);
+/// How late a busy machine may be.
+const SLACK: Duration = Duration::from_secs(3);
 
 #[test]
 fn kv_21_five_flaps_of_the_endpoints_leave_local_and_cluster_services_served() {
@@ -33,7 +35,7 @@ fn kv_21_five_flaps_of_the_endpoints_leave_local_and_cluster_services_served() {
             .serve_http("anywhere", 0, &[1], |service| service)
             .await?;
         let local = stage
-            .serve_http("local", 1, &[2], |service| service.etp_local())
+            .serve_http("local", 1, &[2], ServiceBuilder::etp_local)
             .await?;
         ensure!(local.owner == 2, "a Local VIP is not where its Pod is");
         for _ in 0..5 {
@@ -61,7 +63,7 @@ fn kv_22_an_endpoint_slice_deleted_and_the_service_annotated() {
         let vips = [stage.cluster.vip(0).into(), stage.cluster.vip6(0).into()];
         let watch = stage.watch(&vips)?;
         let web = stage
-            .serve_http("web", 0, &[1], |service| service.etp_local())
+            .serve_http("web", 0, &[1], ServiceBuilder::etp_local)
             .await?;
         let slices: Api<EndpointSlice> =
             Api::namespaced(stage.cluster.kube(), stage.cluster.namespace());
@@ -99,6 +101,7 @@ fn kv_23_a_deleted_lease_is_made_again_by_its_holder_and_nothing_moves() {
                 .delete(&web.lease(), &DeleteParams::default())
                 .await?;
             stays(stage, web.vips[0], web.owner, Duration::from_millis(500)).await?;
+            stage.holder(&web.lease(), web.owner).await?;
             ensure!(stage.healthy(&web.lease(), &web.vips).await? == web.owner);
         }
         one_answerer(watch).map(drop)
@@ -120,6 +123,7 @@ fn kv_24_a_cleared_holder_field_is_written_again_by_the_holder_and_nothing_moves
                 .patch(&web.lease(), &PatchParams::default(), &patch)
                 .await?;
             stays(stage, web.vips[0], web.owner, Duration::from_millis(500)).await?;
+            stage.holder(&web.lease(), web.owner).await?;
             ensure!(stage.healthy(&web.lease(), &web.vips).await? == web.owner);
         }
         one_answerer(watch).map(drop)
@@ -143,8 +147,8 @@ fn kv_25_an_owner_cut_from_the_api_for_20_seconds_gives_up_and_serves_again_late
         let taken = cut.elapsed();
         eprintln!("withdrawn after {withdrawn:.1?}, taken over after {taken:.1?}");
         // The last renewal was up to a retry period (2.2 s) before the cut.
-        ensure!(withdrawn < RENEW_DEADLINE + Duration::from_secs(1));
-        ensure!(taken > withdrawn && taken < LEASE_DURATION + Duration::from_secs(1));
+        ensure!(withdrawn < RENEW_DEADLINE + SLACK);
+        ensure!(taken > withdrawn && taken < LEASE_DURATION + SLACK);
         let rest = Duration::from_secs(20).saturating_sub(cut.elapsed());
         stays(stage, web.vips[0], next, rest).await?;
         stage.node(former).api().heal();

@@ -3,7 +3,7 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use http::StatusCode;
 use lab::{ApiProxy, Failure, clock, cluster::Service, poll_until};
 
@@ -35,15 +35,15 @@ async fn has_status(service: &Service, vip: IpAddr) -> Result<()> {
 }
 
 /// The Lease is held by the same speaker without a break since `before`.
-async fn never_lost(stage: &Stage, lease: &str, before: &Option<String>) -> Result<()> {
+async fn never_lost(stage: &Stage, lease: &str, before: &str) -> Result<()> {
     let now = acquired(stage, lease).await?;
-    ensure!(now == *before, "{lease} changed hands: {before:?}, {now:?}");
+    ensure!(now == before, "{lease} changed hands: {before:?}, {now:?}");
     Ok(())
 }
 
-async fn acquired(stage: &Stage, lease: &str) -> Result<Option<String>> {
-    let spec = stage.lease(lease).await?;
-    Ok(spec.acquire_time.map(|time| time.0.to_string()))
+async fn acquired(stage: &Stage, lease: &str) -> Result<String> {
+    let acquired = stage.lease(lease).await?.acquire_time;
+    Ok(acquired.context("acquireTime")?.0.to_string())
 }
 
 #[test]

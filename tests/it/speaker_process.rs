@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use http::StatusCode;
 use lab::{clock, http_client, poll_until};
 
-use crate::support::{SOON, Scene, Stage, https, one_answerer};
+use crate::support::{SOON, Scene, Stage, https, one_answerer, served::throughout};
 
 /// Everything is withdrawn within this time.
 const STOP: Duration = Duration::from_secs(2);
@@ -192,6 +192,41 @@ fn the_ports_tell_health_to_everybody_and_metrics_to_those_who_may() {
 }
 
 #[test]
+fn the_secure_port_shows_metrics_to_whom_the_api_server_lets() {
+    with_ports("secure").play(async |stage| {
+        stage.speakers[0].terminate()?;
+        stage.speakers[0].wait(SOON).await?;
+        let kubeconfig = stage.node(0).kubeconfig().display().to_string();
+        for purpose in ["authentication", "authorization"] {
+            let flag = format!("--{purpose}-kubeconfig={kubeconfig}");
+            stage.setup.args.push(flag);
+        }
+        // Not in the speaker's role: the authorities of client certificates.
+        let skip = "--authentication-skip-lookup=true".to_owned();
+        stage.setup.args.push(skip);
+        stage.restart(0)?;
+        ready(stage).await?;
+
+        let file = stage.cluster.lab().directory().join("admin.kubeconfig");
+        let control_plane = stage.cluster.control_plane();
+        control_plane.write_admin_kubeconfig(&file, stage.cluster.namespace())?;
+        let admin: serde_json::Value = serde_json::from_slice(&fs::read(&file)?)?;
+        let admin = admin["users"][0]["user"]["token"].as_str();
+        let host = stage.node(0).host();
+        for (token, expected) in [
+            (admin, StatusCode::OK),
+            (Some("nobody-knows-me"), StatusCode::UNAUTHORIZED),
+        ] {
+            let answer = https::get(host, SECURE, "/metrics", token).await?;
+            ensure!(answer.status == expected, "{token:?}: {}", answer.status);
+        }
+        let answer = https::get(host, SECURE, "/metrics", admin).await?;
+        ensure!(answer.body.contains("speaker_decisions_total"));
+        Ok(())
+    });
+}
+
+#[test]
 fn a_speaker_started_without_an_api_lives_is_not_ready_and_serves_when_the_api_comes() {
     with_ports("start-silent").play(async |stage| {
         let vips = stage.many(1).await?;
@@ -206,7 +241,7 @@ fn a_speaker_started_without_an_api_lives_is_not_ready_and_serves_when_the_api_c
             ensure!(status == StatusCode::OK, "{path}: {status} {body}");
         }
         // Longer than any of its deadlines, so that the first of them have passed.
-        crate::support::served::throughout(Duration::from_secs(12), async || {
+        throughout(Duration::from_secs(12), async || {
             let (status, body) = get(stage, HEALTH, "/readyz").await?;
             ensure!(
                 !status.is_success() && body.contains("[-]caches-synced"),
@@ -250,6 +285,9 @@ fn five_hundred_services_created_at_once_are_all_served() {
         stage.all_have_status(vips.len()).await?;
         let written = begun.elapsed();
         eprintln!("created in {created:.1?}, on nodes in {served:.1?}, statuses in {written:.1?}");
+        for (client, counts) in stage.cluster.requests() {
+            eprintln!("{client}\n{counts}");
+        }
         for speaker in &stage.speakers {
             let memory = resident_kib(speaker.pid())?;
             eprintln!("{}: {} MiB resident", speaker.name(), memory / 1024);

@@ -5,7 +5,7 @@ use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Result, ensure};
 use http::StatusCode;
-use lab::{Counts, Failure, api_proxy::Counted, clock, poll_until};
+use lab::{Counts, Failure, api_proxy::Counted, clock, cluster::ServiceBuilder, poll_until};
 
 use crate::support::{SOON, Scene, Stage, one_answerer, served::throughout};
 
@@ -119,7 +119,7 @@ fn refuse(stage: &Stage, verb: &str) {
 fn the_role_of_the_speaker_is_enough_for_a_services_whole_life() {
     let scene = Scene::new("role");
     scene.play(async |stage| {
-        let local = stage.serve_http("local", 0, &[1], |service| service.etp_local());
+        let local = stage.serve_http("local", 0, &[1], ServiceBuilder::etp_local);
         let local = local.await?;
         let other = stage.serve_http("other", 1, &[0, 1, 2], |service| service);
         let other = other.await?;

@@ -1,7 +1,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::*;
-use crate::runtime::clock;
+use crate::{election::record::LeaseRecord, runtime::clock};
 
 mod simulation;
 
@@ -473,9 +473,9 @@ fn a_release_is_tried_for_its_budget_and_then_given_up() {
     bench.replace();
     bench.answer(&Outcome::Failed { after: None });
     bench.at(0.1).replace();
-    bench.at(1.4);
+    bench.at(1.1);
     assert_eq!(bench.news(), []);
-    bench.at(1.5);
+    bench.at(1.2);
     assert_eq!(bench.news(), [Event::Retired]);
 }
 

@@ -89,21 +89,18 @@ impl KubeVip {
             lease_transitions: Some(transitions),
             ..LeaseSpec::default()
         };
-        let lease = match found {
-            Some(mut lease) => {
-                lease.spec = Some(spec);
-                replace(&self.leases, &lease).await?
-            }
-            None => {
-                let lease = Lease {
-                    metadata: ObjectMeta {
-                        name: Some(self.lease.clone()),
-                        ..ObjectMeta::default()
-                    },
-                    spec: Some(spec),
-                };
-                self.leases.create(&PostParams::default(), &lease).await?
-            }
+        let lease = if let Some(mut lease) = found {
+            lease.spec = Some(spec);
+            replace(&self.leases, &lease).await?
+        } else {
+            let lease = Lease {
+                metadata: ObjectMeta {
+                    name: Some(self.lease.clone()),
+                    ..ObjectMeta::default()
+                },
+                spec: Some(spec),
+            };
+            self.leases.create(&PostParams::default(), &lease).await?
         };
         Ok(Some(lease))
     }

@@ -39,12 +39,12 @@ impl Served {
 
 impl Stage {
     /// Serves HTTP on the cluster's VIPs of this number, from a Pod on each of these nodes.
-    pub(crate) async fn serve_http(
-        &self,
+    pub(crate) async fn serve_http<'a>(
+        &'a self,
         name: &str,
         vip: u8,
         pods: &[usize],
-        shape: impl FnOnce(ServiceBuilder<'_>) -> ServiceBuilder<'_>,
+        shape: impl FnOnce(ServiceBuilder<'a>) -> ServiceBuilder<'a>,
     ) -> Result<Served> {
         let cluster = &self.cluster;
         let vips = [
