@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     election::LeaseKey,
+    k8s::names,
     net::link::{AddressKey, LinkAddress, LinkIndex, VipAddress},
 };
 
@@ -147,7 +148,7 @@ fn retire(model: &Model, desired: &Desired, actions: &mut Vec<Action>) {
     for (lease, contest) in &observed.contests {
         let protects = observed.own.values().any(|under| under == lease);
         if contest.phase != Phase::Retiring && !desired.contests.contains_key(lease) && !protects {
-            let delete = !model.stopping && is_orphan(model, lease);
+            let delete = !model.stopping && is_orphan(desired, lease);
             actions.push(Action::Retire {
                 lease: lease.clone(),
                 delete,
@@ -156,15 +157,11 @@ fn retire(model: &Model, desired: &Desired, actions: &mut Vec<Action>) {
     }
 }
 
-/// The Lease of one Service that is gone, or no longer asks for a VIP.
-fn is_orphan(model: &Model, lease: &LeaseKey) -> bool {
-    lease.name.strip_prefix("kubevip-").is_some_and(|name| {
-        let service = ServiceKey::new(&lease.namespace, name);
-        model
-            .services
-            .get(&service)
-            .is_none_or(|state| !state.selection.ours)
-    })
+/// The Lease of one Service that elects nobody any more: the Service is gone, asks for no VIP, or
+/// shares the owner of an older one.
+fn is_orphan(desired: &Desired, lease: &LeaseKey) -> bool {
+    lease.name.starts_with(names::kube_vip::LEASE_PREFIX)
+        && !desired.lease_of.values().any(|used| used == lease)
 }
 
 fn contend(model: &Model, desired: &Desired, actions: &mut Vec<Action>) {

@@ -524,3 +524,22 @@ fn after_a_standstill_nothing_is_put_back_before_the_election_has_answered() {
     assert!(!world.drain().iter().any(|l| l.starts_with("add")));
     assert!(world.standing().is_empty());
 }
+
+#[test]
+fn the_lease_of_a_service_that_comes_to_share_an_owner_is_deleted() {
+    let mut world = World::new();
+    world.serve("web", VIP);
+    world.seen(LEASE, Some("node0_speaker"));
+    world.service("younger", "10.0.0.10");
+    world.clear("10.0.0.10");
+    world.acquired("kubevip-younger", Acquisition::Created);
+    world.drain();
+    world.service("younger", VIP);
+    let log = world.drain();
+    assert!(
+        log.contains(&"retire and delete kubevip-younger".to_owned()),
+        "{log:?}"
+    );
+    assert_eq!(world.standing(), [VIP]);
+    assert_eq!(world.contending(), [LEASE]);
+}
