@@ -118,7 +118,8 @@ fn silence(model: &Model, desired: &Desired, actions: &mut Vec<Action>) {
 }
 
 /// Everything that carries our mark or was put there by this process, and is not wanted: the sweep of
-/// what a predecessor left is the same rule.
+/// what a predecessor left is the same rule, except that it waits where the election may still say
+/// that it is ours.
 fn remove(model: &Model, desired: &Desired, now: Instant, actions: &mut Vec<Action>) {
     let observed = &model.observed;
     let marked = observed
@@ -133,11 +134,13 @@ fn remove(model: &Model, desired: &Desired, now: Instant, actions: &mut Vec<Acti
             .vips
             .get(&key.address)
             .is_some_and(|wish| wish.address.key == key);
+        let resumable =
+            !observed.own.contains_key(&key) && desired.resumable.contains(&key.address);
         let waits = observed
             .failures
             .get(&key)
             .is_some_and(|failure| now < failure.retry_at);
-        if !wanted && !waits && !observed.kernel.contains_key(&key) {
+        if !wanted && !resumable && !waits && !observed.kernel.contains_key(&key) {
             actions.push(Action::Remove(key));
         }
     }

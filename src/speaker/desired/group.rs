@@ -67,6 +67,9 @@ impl Decision<'_> {
                 };
                 desired.contests.entry(owner.lease.clone()).or_insert(wish);
             }
+            if owner.is_none() && self.may_resume(&group.lease) {
+                desired.resumable.extend(self.group_addresses(group));
+            }
             let unheld = !self.model.observed.holders.contains_key(&group.lease);
             if owner.is_some() || (at_once && unheld) {
                 self.announce(&usable, owner.as_ref(), desired, &mut facts);
@@ -105,6 +108,16 @@ impl Decision<'_> {
             .holders
             .get(lease)
             .is_some_and(|holder| holder.live && holder.identity != identity)
+    }
+
+    /// The Lease names this node, whose speaker has just been started again, or is not known yet.
+    fn may_resume(&self, lease: &LeaseKey) -> bool {
+        let observed = &self.model.observed;
+        let identity = format!("{}{IDENTITY_SUFFIX}", self.model.config.node_name);
+        match observed.holders.get(lease) {
+            Some(holder) => holder.live && holder.identity == identity,
+            None => !observed.known.contains(lease),
+        }
     }
 
     fn held<'m>(&'m self, lease: &'m LeaseKey) -> Option<Ownership<'m>> {

@@ -118,7 +118,7 @@ impl Decision<'_> {
                     self.stand(*key, owner, false, desired);
                     continue;
                 }
-                (Some(wire), _) if !wire.is_settled(self.now) || !model.is_on_link(key) => {
+                (Some(wire), _) if !wire.is_settled(self.now) || !self.is_put(key) => {
                     self.reopened(wire, key)
                 }
                 (_, Some(owner)) => {
@@ -150,6 +150,11 @@ impl Decision<'_> {
             }
             desired.wire.insert(vip, wire);
         }
+    }
+
+    /// The VIP is on the link, or on its way there.
+    fn is_put(&self, key: &AddressKey) -> bool {
+        self.model.is_on_link(key) || self.model.observed.kernel.get(key) == Some(&true)
     }
 
     /// A clear verdict that was not used in time is worth nothing any more.

@@ -1,0 +1,72 @@
+//! A process that begins, or goes on after it stood still.
+
+use super::*;
+
+#[test]
+fn a_restarted_owner_keeps_what_stands_without_asking() {
+    let mut world = World::new();
+    world.model.missing.insert(Source::Services);
+    let mut left = host_address(2, "10.0.0.9/32");
+    left.marked = true;
+    world.link(LinkEvent::Address(left));
+    assert_eq!(
+        world.drain(),
+        Vec::<String>::new(),
+        "nothing is swept before the first lists"
+    );
+    world.seen(LEASE, Some("node0_speaker"));
+    world.service("web", VIP);
+    world.apply(Event::Service(crate::runtime::informer::Delta::Synced));
+    world.settle();
+    assert!(!world.drain().iter().any(|l| l.starts_with("ask")));
+}
+
+#[test]
+fn after_a_standstill_nothing_is_put_back_before_the_election_has_answered() {
+    let mut world = World::new();
+    world.serve("web", VIP);
+    world.drain();
+    world.model.doubt = Some(1);
+    world.link(LinkEvent::AddressGone(AddressKey {
+        link: LinkIndex(2),
+        address: ip(VIP),
+        prefix_len: 32,
+    }));
+    assert_eq!(world.drain(), Vec::<String>::new());
+    world.lost(LEASE);
+    world.apply(Event::Election(Notice::Confirmed { round: 0 }));
+    assert_eq!(world.drain(), Vec::<String>::new(), "an older question");
+    world.apply(Event::Election(Notice::Confirmed { round: 1 }));
+    world.settle();
+    assert!(!world.drain().iter().any(|l| l.starts_with("add")));
+    assert!(world.standing().is_empty());
+}
+
+#[test]
+fn what_a_predecessor_left_stays_until_the_election_says_whose_it_is() {
+    let restarted = |holder: Option<&str>| {
+        let mut world = World::new();
+        world.model.missing.insert(Source::Services);
+        let mut left = host_address(2, "10.0.0.9/32");
+        left.marked = true;
+        world.link(LinkEvent::Address(left));
+        if holder.is_some() {
+            world.seen(LEASE, holder);
+        }
+        world.service("web", VIP);
+        world.apply(Event::Service(crate::runtime::informer::Delta::Synced));
+        world.settle();
+        world
+    };
+    let swept = |world: &mut World| world.drain().contains(&format!("remove {VIP}"));
+    let mut unknown = restarted(None);
+    assert!(!swept(&mut unknown));
+    unknown.seen(LEASE, None);
+    assert!(swept(&mut unknown));
+    let mut ours = restarted(Some("node0_speaker"));
+    assert!(!swept(&mut ours));
+    ours.acquired(LEASE, Acquisition::Resumed);
+    assert_eq!(ours.standing(), [VIP]);
+    assert!(!swept(&mut ours));
+    assert!(swept(&mut restarted(Some("node1_speaker"))));
+}
