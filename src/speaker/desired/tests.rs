@@ -486,36 +486,3 @@ fn disabled_service_updates_write_nothing() {
     assert_eq!(world.standing(), [VIP]);
     assert!(!world.drain().iter().any(|l| l.starts_with("write")));
 }
-
-#[test]
-fn the_lease_of_a_service_that_comes_to_share_an_owner_is_deleted() {
-    let mut world = World::new();
-    world.serve("web", VIP);
-    world.seen(LEASE, Some("node0_speaker"));
-    world.service("younger", "10.0.0.10");
-    world.clear("10.0.0.10");
-    world.acquired("kubevip-younger", Acquisition::Created);
-    world.drain();
-    world.service("younger", VIP);
-    let log = world.drain();
-    assert!(
-        log.contains(&"retire and delete kubevip-younger".to_owned()),
-        "{log:?}"
-    );
-    assert_eq!(world.standing(), [VIP]);
-    assert_eq!(world.contending(), [LEASE]);
-}
-
-#[test]
-fn a_clear_verdict_that_came_too_early_is_asked_for_again() {
-    let mut world = World::new();
-    world.service("web", VIP);
-    world.clear(VIP);
-    world.drain();
-    // The API server takes its time with the Lease.
-    world.pass(secs(3));
-    assert!(world.drain().contains(&"ask 10.0.0.9".to_owned()));
-    world.acquired(LEASE, Acquisition::Created);
-    world.clear(VIP);
-    assert_eq!(world.standing(), [VIP]);
-}

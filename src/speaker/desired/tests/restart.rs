@@ -1,4 +1,4 @@
-//! A process that begins, or goes on after it stood still.
+//! What takes its time: a process that begins or stood still, an election that is slow or moves on.
 
 use super::*;
 
@@ -69,4 +69,37 @@ fn what_a_predecessor_left_stays_until_the_election_says_whose_it_is() {
     assert_eq!(ours.standing(), [VIP]);
     assert!(!swept(&mut ours));
     assert!(swept(&mut restarted(Some("node1_speaker"))));
+}
+
+#[test]
+fn the_lease_of_a_service_that_comes_to_share_an_owner_is_deleted() {
+    let mut world = World::new();
+    world.serve("web", VIP);
+    world.seen(LEASE, Some("node0_speaker"));
+    world.service("younger", "10.0.0.10");
+    world.clear("10.0.0.10");
+    world.acquired("kubevip-younger", Acquisition::Created);
+    world.drain();
+    world.service("younger", VIP);
+    let log = world.drain();
+    assert!(
+        log.contains(&"retire and delete kubevip-younger".to_owned()),
+        "{log:?}"
+    );
+    assert_eq!(world.standing(), [VIP]);
+    assert_eq!(world.contending(), [LEASE]);
+}
+
+#[test]
+fn a_clear_verdict_that_came_too_early_is_asked_for_again() {
+    let mut world = World::new();
+    world.service("web", VIP);
+    world.clear(VIP);
+    world.drain();
+    // The API server takes its time with the Lease.
+    world.pass(secs(3));
+    assert!(world.drain().contains(&"ask 10.0.0.9".to_owned()));
+    world.acquired(LEASE, Acquisition::Created);
+    world.clear(VIP);
+    assert_eq!(world.standing(), [VIP]);
 }
