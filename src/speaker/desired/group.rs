@@ -120,6 +120,11 @@ impl Decision<'_> {
         }
     }
 
+    fn may_be_held_elsewhere(&self, lease: &LeaseKey) -> bool {
+        let unknown = !self.model.observed.known.contains(lease) && self.held(lease).is_none();
+        unknown || self.held_elsewhere(lease)
+    }
+
     fn held<'m>(&'m self, lease: &'m LeaseKey) -> Option<Ownership<'m>> {
         match &self.model.observed.contests.get(lease)?.phase {
             Phase::Held { how, at } => Some(Ownership {
@@ -172,7 +177,7 @@ impl Decision<'_> {
         let mut courtesy = self.model.courtesies.contains(&group.lease);
         for vip in self.group_addresses(group) {
             if let Some(before) = self.model.lease_of.get(&vip) {
-                courtesy |= *before != group.lease && self.held_elsewhere(before);
+                courtesy |= *before != group.lease && self.may_be_held_elsewhere(before);
             }
             desired.lease_of.insert(vip, group.lease.clone());
         }

@@ -103,3 +103,18 @@ fn a_clear_verdict_that_came_too_early_is_asked_for_again() {
     world.clear(VIP);
     assert_eq!(world.standing(), [VIP]);
 }
+
+#[test]
+fn a_group_whose_lease_changes_its_name_is_left_to_an_owner_that_was_not_seen_yet() {
+    let mut world = World::new();
+    world.service("web", VIP);
+    world.service("younger", VIP);
+    world.drain();
+    world.delete_service("web");
+    let log = world.drain();
+    assert!(
+        !log.contains(&"contend kubevip-younger".to_owned()),
+        "at once: {log:?}"
+    );
+    assert_eq!(world.contending(), ["kubevip-younger"]);
+}
