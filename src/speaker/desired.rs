@@ -43,6 +43,8 @@ pub struct Desired {
     pub wire: BTreeMap<IpAddr, Wire>,
     pub lease_of: BTreeMap<IpAddr, LeaseKey>,
     pub courtesies: BTreeSet<LeaseKey>,
+    /// VIPs that a predecessor of this process may have left here, and that may still be ours.
+    pub resumable: BTreeSet<IpAddr>,
     /// When to decide again even if nothing happens.
     pub wake: Option<Instant>,
 }

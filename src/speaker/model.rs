@@ -188,6 +188,7 @@ impl Model {
                 contests.remove(&lease);
             }
             Notice::Seen { lease, holder } => {
+                self.observed.known.insert(lease.clone());
                 let holders = &mut self.observed.holders;
                 let before = match holder.clone() {
                     Some(holder) => holders.insert(lease, holder),
@@ -267,6 +268,12 @@ impl Model {
 
     /// Takes over what the decision itself remembers.
     pub fn remember(&mut self, desired: &Desired, now: Instant) {
+        for (vip, wire) in &desired.wire {
+            // A question that begins anew is asked anew, even if it is the same as before.
+            if wire.is_asking() && self.wire.get(vip).is_some_and(|before| !before.is_asking()) {
+                self.observed.asking.remove(&(wire.link, *vip));
+            }
+        }
         self.wire.clone_from(&desired.wire);
         self.lease_of.clone_from(&desired.lease_of);
         self.courtesies.clone_from(&desired.courtesies);

@@ -4,7 +4,7 @@
 //! a plan never repeats a step, and a step that failed is planned again after a pause.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     time::{Duration, Instant},
 };
@@ -135,6 +135,8 @@ pub struct Observed {
     pub announcing: BTreeMap<(LinkIndex, IpAddr), bool>,
     pub asking: BTreeMap<(LinkIndex, IpAddr), Asking>,
     pub contests: BTreeMap<LeaseKey, Contest>,
+    /// Leases of which it was seen once whether anybody holds them.
+    pub known: BTreeSet<LeaseKey>,
     /// Every Lease's holder, as last seen.
     pub holders: BTreeMap<LeaseKey, Holder>,
     pub writes: BTreeMap<ServiceKey, Write>,

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     election::LeaseKey,
+    k8s::names,
     net::link::{AddressKey, LinkAddress, LinkIndex, VipAddress},
 };
 
@@ -118,7 +119,8 @@ fn silence(model: &Model, desired: &Desired, actions: &mut Vec<Action>) {
 }
 
 /// Everything that carries our mark or was put there by this process, and is not wanted: the sweep of
-/// what a predecessor left is the same rule.
+/// what a predecessor left is the same rule, except that it waits where the election may still say
+/// that it is ours.
 fn remove(model: &Model, desired: &Desired, now: Instant, actions: &mut Vec<Action>) {
     let observed = &model.observed;
     let marked = observed
@@ -133,11 +135,13 @@ fn remove(model: &Model, desired: &Desired, now: Instant, actions: &mut Vec<Acti
             .vips
             .get(&key.address)
             .is_some_and(|wish| wish.address.key == key);
+        let resumable =
+            !observed.own.contains_key(&key) && desired.resumable.contains(&key.address);
         let waits = observed
             .failures
             .get(&key)
             .is_some_and(|failure| now < failure.retry_at);
-        if !wanted && !waits && !observed.kernel.contains_key(&key) {
+        if !wanted && !resumable && !waits && !observed.kernel.contains_key(&key) {
             actions.push(Action::Remove(key));
         }
     }
@@ -150,7 +154,7 @@ fn retire(model: &Model, desired: &Desired, actions: &mut Vec<Action>) {
             continue;
         }
         if !observed.own.values().any(|under| under == lease) {
-            let delete = !model.stopping && is_orphan(model, lease);
+            let delete = !model.stopping && is_orphan(desired, lease);
             actions.push(Action::Retire {
                 lease: lease.clone(),
                 delete,
@@ -159,15 +163,11 @@ fn retire(model: &Model, desired: &Desired, actions: &mut Vec<Action>) {
     }
 }
 
-/// The Lease of one Service that is gone, or no longer asks for a VIP.
-fn is_orphan(model: &Model, lease: &LeaseKey) -> bool {
-    lease.name.strip_prefix("kubevip-").is_some_and(|name| {
-        let service = ServiceKey::new(&lease.namespace, name);
-        model
-            .services
-            .get(&service)
-            .is_none_or(|state| !state.selection.ours)
-    })
+/// The Lease of one Service that elects nobody any more: the Service is gone, asks for no VIP, or
+/// shares the owner of an older one.
+fn is_orphan(desired: &Desired, lease: &LeaseKey) -> bool {
+    lease.name.starts_with(names::kube_vip::LEASE_PREFIX)
+        && !desired.lease_of.values().any(|used| used == lease)
 }
 
 fn contend(model: &Model, desired: &Desired, actions: &mut Vec<Action>) {

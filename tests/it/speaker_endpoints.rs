@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{
     Api,
-    api::{ListParams, PostParams},
+    api::{DeleteParams, ListParams, PostParams},
 };
 use lab::poll_until;
 use serde_json::json;
@@ -140,7 +140,9 @@ struct Slice(&'static str);
 
 impl Slice {
     async fn delete(self, stage: &Stage) -> Result<()> {
-        slices(stage).delete(self.0, &Default::default()).await?;
+        slices(stage)
+            .delete(self.0, &DeleteParams::default())
+            .await?;
         Ok(())
     }
 }

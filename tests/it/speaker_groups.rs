@@ -69,7 +69,7 @@ fn services_that_come_to_share_an_address_come_to_share_an_owner() {
             stage.gone(&[others[1]]).await?;
             stage.says(&first, &vips, owner).await?;
             stage.says(&second, &[others[0], vips[1]], owner).await?;
-            stage.released("kubevip-second").await?;
+            stage.no_lease("kubevip-second").await?;
             one_answerer(watch).map(drop)
         });
 }

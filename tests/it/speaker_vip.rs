@@ -51,7 +51,12 @@ fn the_legacy_field_asks_for_a_vip_too() {
                 .create()
                 .await?;
             let owner = stage.owner(vip).await?;
-            stage.says(&service, &[vip], owner).await
+            stage.says(&service, &[vip], owner).await?;
+            stage.speaker(owner).terminate()?;
+            let next = stage.next_owner(vip, owner).await?;
+            stage.says(&service, &[vip], next).await?;
+            service.delete().await?;
+            stage.nobody(vip).await
         });
 }
 

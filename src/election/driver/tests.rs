@@ -202,6 +202,18 @@ async fn a_hanging_renewal_is_a_loss_at_the_deadline_and_not_later() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_question_after_a_standstill_is_answered_behind_what_was_lost() {
+    let mut bench = start(Vec::new(), 16).await;
+    bench.lead().await;
+    tokio::time::advance(TIMINGS.renew_deadline * 2).await;
+    let question = Command::Confirm { round: 7 };
+    bench.commands.send(question).await.unwrap();
+    let (lease, why) = (key("l"), Loss::Deadline);
+    assert_eq!(bench.news().await, Notice::Lost { lease, why });
+    assert_eq!(bench.news().await, Notice::Confirmed { round: 7 });
+}
+
+#[tokio::test(start_paused = true)]
 async fn overload_and_server_errors_are_retried_and_a_conflict_is_looked_into() {
     let mut bench = start(Vec::new(), 16).await;
     bench.lead().await;

@@ -67,6 +67,9 @@ impl Decision<'_> {
                 };
                 desired.contests.entry(owner.lease.clone()).or_insert(wish);
             }
+            if owner.is_none() && self.may_resume(&group.lease) {
+                desired.resumable.extend(self.group_addresses(group));
+            }
             let unheld = !self.model.observed.holders.contains_key(&group.lease);
             if owner.is_some() || (at_once && unheld) {
                 self.announce(&usable, owner.as_ref(), desired, &mut facts);
@@ -104,6 +107,21 @@ impl Decision<'_> {
             .holders
             .get(lease)
             .is_some_and(|holder| holder.live && holder.identity != self.identity)
+    }
+
+    /// The Lease names this node, whose speaker has just been started again, or is not known yet.
+    fn may_resume(&self, lease: &LeaseKey) -> bool {
+        let observed = &self.model.observed;
+        let identity = format!("{}{IDENTITY_SUFFIX}", self.model.config.node_name);
+        match observed.holders.get(lease) {
+            Some(holder) => holder.live && holder.identity == identity,
+            None => !observed.known.contains(lease),
+        }
+    }
+
+    fn may_be_held_elsewhere(&self, lease: &LeaseKey) -> bool {
+        let unknown = !self.model.observed.known.contains(lease) && self.held(lease).is_none();
+        unknown || self.held_elsewhere(lease)
     }
 
     fn held<'m>(&'m self, lease: &'m LeaseKey) -> Option<Ownership<'m>> {
@@ -155,7 +173,7 @@ impl Decision<'_> {
         let mut courtesy = self.model.courtesies.contains(&group.lease);
         for vip in self.group_addresses(group) {
             if let Some(before) = self.model.lease_of.get(&vip) {
-                courtesy |= *before != group.lease && self.held_elsewhere(before);
+                courtesy |= *before != group.lease && self.may_be_held_elsewhere(before);
             }
             desired.lease_of.insert(vip, group.lease.clone());
         }

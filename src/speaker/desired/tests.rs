@@ -13,6 +13,8 @@ use crate::{
     },
 };
 
+mod restart;
+
 const VIP: &str = "10.0.0.9";
 const LEASE: &str = "kubevip-web";
 
@@ -339,25 +341,6 @@ fn what_a_killed_predecessor_left_is_swept_unless_it_is_wanted() {
 }
 
 #[test]
-fn a_restarted_owner_keeps_what_stands_without_asking() {
-    let mut world = World::new();
-    world.model.missing.insert(Source::Services);
-    let mut left = host_address(2, "10.0.0.9/32");
-    left.marked = true;
-    world.link(LinkEvent::Address(left));
-    assert_eq!(
-        world.drain(),
-        Vec::<String>::new(),
-        "nothing is swept before the first lists"
-    );
-    world.seen(LEASE, Some("node0_speaker"));
-    world.service("web", VIP);
-    world.apply(Event::Service(crate::runtime::informer::Delta::Synced));
-    world.settle();
-    assert!(!world.drain().iter().any(|l| l.starts_with("ask")));
-}
-
-#[test]
 fn a_lease_that_comes_long_after_the_verdict_asks_again_once() {
     let mut world = World::new();
     world.service("web", VIP);
@@ -549,25 +532,4 @@ fn a_foreign_claim_is_reported_for_a_while_and_then_forgotten() {
         ["tell web AddressConflict"],
         "a new claim is new"
     );
-}
-
-#[test]
-fn after_a_standstill_nothing_is_put_back_before_the_election_has_answered() {
-    let mut world = World::new();
-    world.serve("web", VIP);
-    world.drain();
-    world.model.doubt = Some(1);
-    world.link(LinkEvent::AddressGone(AddressKey {
-        link: LinkIndex(2),
-        address: ip(VIP),
-        prefix_len: 32,
-    }));
-    assert_eq!(world.drain(), Vec::<String>::new());
-    world.lost(LEASE);
-    world.apply(Event::Election(Notice::Confirmed { round: 0 }));
-    assert_eq!(world.drain(), Vec::<String>::new(), "an older question");
-    world.apply(Event::Election(Notice::Confirmed { round: 1 }));
-    world.settle();
-    assert!(!world.drain().iter().any(|l| l.starts_with("add")));
-    assert!(world.standing().is_empty());
 }

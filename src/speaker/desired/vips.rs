@@ -124,7 +124,7 @@ impl Decision<'_> {
                 }
                 // Nobody needs it yet: who gets the Lease later asks anew.
                 (Some(wire), None) if wire.is_settled(self.now) => wire.clone(),
-                (Some(wire), _) if !wire.is_settled(self.now) || !model.is_on_link(key) => {
+                (Some(wire), _) if !wire.is_settled(self.now) || !self.is_put(key) => {
                     self.reopened(wire, key)
                 }
                 (_, Some(owner)) => {
@@ -156,6 +156,11 @@ impl Decision<'_> {
             }
             desired.wire.insert(vip, wire);
         }
+    }
+
+    /// The VIP is on the link, or on its way there.
+    fn is_put(&self, key: &AddressKey) -> bool {
+        self.model.is_on_link(key) || self.model.observed.kernel.get(key) == Some(&true)
     }
 
     /// A clear verdict that was not used in time is worth nothing any more.

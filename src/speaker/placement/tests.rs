@@ -18,7 +18,7 @@ fn placed(vip: &str, annotation: Option<&str>, config: &SpeakerConfig, host: &Sn
         ip(vip),
         annotation.map(choice).as_ref(),
         config,
-        &Ground::new(&host),
+        &Ground::new(host),
     ) {
         Ok(place) => format!("{}/{}", host.links[&place.link].name, place.prefix_len),
         Err(error) => error.to_string(),

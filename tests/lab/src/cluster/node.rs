@@ -182,7 +182,7 @@ impl Node {
         Ok(())
     }
 
-    /// Ends the voice of the node's kubelet alone: the node becomes not ready and works on.
+    /// Ends the voice of the node's kubelet alone: the node is not ready any more and works on.
     pub fn silence_kubelet(&self) {
         self.living.send_replace(false);
     }
