@@ -175,6 +175,67 @@ async fn an_absent_lease_is_created_renewed_and_released_at_the_end() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stop_that_cannot_remove_an_address_does_not_release_its_lease() {
+    let mut bench = start(vec![lease("l", 1, ""), lease("m", 2, "")], 16).await;
+    for (name, version) in [("l", 3), ("m", 4)] {
+        bench.contend(name).await;
+        bench.accept("PUT", version).await;
+        assert!(matches!(bench.news().await, Notice::Acquired { .. }));
+    }
+    // The address under `m` is gone, that under `l` is not.
+    let retire = Command::Retire {
+        lease: key("m"),
+        delete: false,
+    };
+    bench.commands.send(retire).await.unwrap();
+    let Bench {
+        commands,
+        mut calls,
+        driver,
+        ..
+    } = bench;
+    drop(commands);
+    let release = calls.recv().await.unwrap();
+    assert_eq!(release.body["metadata"]["name"], "m");
+    assert_eq!(release.body["spec"]["holderIdentity"], "");
+    release.ok(&lease("m", 5, ""));
+    driver.await.unwrap();
+    assert!(
+        calls.try_recv().is_err(),
+        "nothing is written for the other"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_not_heard_any_more_releases_only_what_was_retired() {
+    let mut bench = start(vec![lease("m", 1, "")], 16).await;
+    bench.lead().await;
+    bench.contend("m").await;
+    bench.accept("PUT", 3).await;
+    assert!(matches!(bench.news().await, Notice::Acquired { .. }));
+    let Bench {
+        commands,
+        notices,
+        mut calls,
+        driver,
+        ..
+    } = bench;
+    drop(notices);
+    let confirm = Command::Confirm { round: 1 };
+    commands.send(confirm).await.unwrap();
+    let retire = Command::Retire {
+        lease: key("m"),
+        delete: false,
+    };
+    commands.send(retire).await.unwrap();
+    let release = calls.recv().await.unwrap();
+    assert_eq!(release.body["metadata"]["name"], "m");
+    release.ok(&lease("m", 5, ""));
+    driver.await.unwrap();
+    assert!(calls.try_recv().is_err());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_hanging_renewal_is_a_loss_at_the_deadline_and_not_later() {
     let mut bench = start(Vec::new(), 16).await;
     bench.contend("l").await;
