@@ -248,7 +248,7 @@ impl Driver {
     }
 
     fn handle(&mut self, input: Input, now: Instant) {
-        self.pass_time(now);
+        self.pass_time(now, clock::wall());
         match input {
             Input::Time => {}
             Input::Command(Command::Contend { lease, hesitation }) => {
@@ -293,13 +293,14 @@ impl Driver {
     }
 
     /// What time has decided, before anything else is looked at.
-    fn pass_time(&mut self, now: Instant) {
-        let wall = clock::wall();
+    fn pass_time(&mut self, now: Instant, wall: Timestamp) {
         let (last, last_wall) = std::mem::replace(&mut self.last, (now, wall));
         let slept = now.saturating_duration_since(last);
         // Negative when wall time was set back: no sign of a pause.
         let ahead = wall.duration_since(last_wall).as_secs_f64() - slept.as_secs_f64();
-        if ahead > self.timings.renew_deadline.as_secs_f64() {
+        // A hold may be as old as the renew deadline, and others wait for the rest only.
+        let margin = self.timings.duration.saturating_sub(self.timings.renew_deadline);
+        if ahead > margin.as_secs_f64() {
             warn!(
                 seconds = ahead,
                 "wall time ran ahead: paused, or the clock was set"

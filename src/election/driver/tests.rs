@@ -1,9 +1,9 @@
-use k8s_openapi::api::coordination::v1::LeaseSpec;
+use k8s_openapi::{api::coordination::v1::LeaseSpec, jiff::SignedDuration};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    election::{Acquisition, Holder, Loss},
+    election::{Acquisition, Holder, Loss, elector::Outcome},
     k8s::dialogue::{self, Call as Request},
 };
 
@@ -233,6 +233,32 @@ async fn who_is_not_heard_any_more_releases_only_what_was_retired() {
     release.ok(&lease("m", 5, ""));
     driver.await.unwrap();
     assert!(calls.try_recv().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_only_wall_time_shows_is_a_loss_once_others_may_have_taken_over() {
+    let (client, _server) = dialogue::pair();
+    let mut driver = Driver::new(client, "us".into(), TIMINGS);
+    let (mut now, mut wall) = driver.last;
+    let held = serde_json::from_value(lease("l", 1, "us")).unwrap();
+    driver.touch(key("l"), now, |elector| {
+        elector.handle_object(&Arc::new(held), Origin::Any, now);
+        elector.handle_contend(Duration::ZERO, now);
+    });
+    driver.dispatch(now);
+    let written = serde_json::from_value(lease("l", 2, "us")).unwrap();
+    driver.touch(key("l"), now, |elector| {
+        elector.handle_outcome(&Outcome::Object(Arc::new(written)), now, 0.5);
+    });
+    driver.outbox.clear();
+    for (second, ahead, lost) in [(1.0, 4.9, false), (1.0, -60.0, false), (1.0, 5.1, true)] {
+        now += Duration::from_secs_f64(second);
+        wall += SignedDuration::from_secs_f64(second + ahead);
+        driver.pass_time(now, wall);
+        let (lease, why) = (key("l"), Loss::Paused);
+        let told = driver.outbox.contains(&Notice::Lost { lease, why });
+        assert_eq!(told, lost, "{ahead} s ahead");
+    }
 }
 
 #[tokio::test(start_paused = true)]
