@@ -299,7 +299,10 @@ impl Driver {
         // Negative when wall time was set back: no sign of a pause.
         let ahead = wall.duration_since(last_wall).as_secs_f64() - slept.as_secs_f64();
         // A hold may be as old as the renew deadline, and others wait for the rest only.
-        let margin = self.timings.duration.saturating_sub(self.timings.renew_deadline);
+        let margin = self
+            .timings
+            .duration
+            .saturating_sub(self.timings.renew_deadline);
         if ahead > margin.as_secs_f64() {
             warn!(
                 seconds = ahead,

@@ -301,7 +301,11 @@ impl Executor {
             let result = write(&client, &service, &uid, patch).await;
             // The loop that would hear it has ended: nothing is left to tell.
             let _ = events
-                .send(Event::Outcome(Outcome::Written { service, result }))
+                .send(Event::Outcome(Outcome::Written {
+                    service,
+                    uid,
+                    result,
+                }))
                 .await;
         });
     }

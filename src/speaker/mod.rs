@@ -159,10 +159,31 @@ fn watch_objects(
     let namespace = config.service_namespace.as_deref();
     let client = client.clone();
     let services = namespaced(client.clone(), namespace);
-    observe::<Service, _>(process, "services", services, prune::service, events, Event::Service);
+    observe::<Service, _>(
+        process,
+        "services",
+        services,
+        prune::service,
+        events,
+        Event::Service,
+    );
     let slices = namespaced(client.clone(), namespace);
-    observe::<EndpointSlice, _>(process, "endpointslices", slices, prune::slice, events, Event::Slice);
-    observe::<Node, _>(process, "nodes", Api::all(client), prune::node, events, Event::Node);
+    observe::<EndpointSlice, _>(
+        process,
+        "endpointslices",
+        slices,
+        prune::slice,
+        events,
+        Event::Slice,
+    );
+    observe::<Node, _>(
+        process,
+        "nodes",
+        Api::all(client),
+        prune::node,
+        events,
+        Event::Node,
+    );
 }
 
 fn namespaced<K>(client: Client, namespace: Option<&str>) -> Api<DeserializeGuard<K>>

@@ -82,7 +82,10 @@ mod tests {
             node,
         );
         assert_eq!(NodeFacts::of(&whole), NodeFacts::of(&kept));
-        assert_eq!((&whole.spec, &whole.metadata.labels), (&kept.spec, &kept.metadata.labels));
+        assert_eq!(
+            (&whole.spec, &whole.metadata.labels),
+            (&kept.spec, &kept.metadata.labels)
+        );
         let text = serde_json::to_string(&kept).unwrap();
         for gone in ["image", "volume", "cpu", "long"] {
             assert!(!text.contains(gone), "{gone} in {text}");
@@ -120,7 +123,15 @@ mod tests {
         assert_eq!(facts(&whole), facts(&kept));
         assert!(facts(&kept).1.contains("a"));
         let text = serde_json::to_string(&kept).unwrap();
-        for gone in ["pod", "host", "hinted", "8080", "10.244.0.10", "long", "zone"] {
+        for gone in [
+            "pod",
+            "host",
+            "hinted",
+            "8080",
+            "10.244.0.10",
+            "long",
+            "zone",
+        ] {
             assert!(!text.contains(&format!("\"{gone}")), "{gone} in {text}");
         }
     }
