@@ -336,8 +336,9 @@ impl Executor {
     }
 }
 
-/// Annotations first: who sees the status may already want to know whose it is. Both patches name the
-/// object's UID, so that they never reach a Service that was made anew under the same name.
+/// Annotations first: who sees the status may already want to know whose it is; last where the status
+/// is cleared. Both patches name the object's UID, so that they never reach a Service that was made
+/// anew under the same name.
 async fn write(
     client: &Client,
     service: &ServiceKey,
@@ -345,15 +346,24 @@ async fn write(
     patch: Patch,
 ) -> Result<(), k8s::Error> {
     let (namespace, name) = (&service.namespace, &service.name);
-    if let Some(body) = patch.metadata {
-        let body = of_this_object(body, uid);
-        service_api::patch_annotations(client, namespace, name, body, None).await?;
-    }
+    let annotate = async |body: Option<Value>| match body {
+        Some(body) => {
+            let body = of_this_object(body, uid);
+            service_api::patch_annotations(client, namespace, name, body, None).await
+        }
+        None => Ok(()),
+    };
+    let (first, last) = if patch.clears {
+        (None, patch.metadata)
+    } else {
+        (patch.metadata, None)
+    };
+    annotate(first).await?;
     if let Some(body) = patch.status {
         let body = of_this_object(body, uid);
         service_api::patch_status(client, namespace, name, body, None).await?;
     }
-    Ok(())
+    annotate(last).await
 }
 
 fn of_this_object(mut patch: Value, uid: &str) -> Value {

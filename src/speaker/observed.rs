@@ -142,6 +142,8 @@ pub struct Observed {
     pub writes: BTreeMap<ServiceKey, Write>,
     /// Facts that hold: since when, and whether they were told.
     pub facts: BTreeMap<FactKey, ToldFact>,
+    /// Services that this process served, until their status is cleared.
+    pub served: BTreeSet<ServiceKey>,
     /// Who last claimed a VIP that stands here, and when.
     pub rivals: BTreeMap<(LinkIndex, IpAddr), (Answer, Instant)>,
 }
