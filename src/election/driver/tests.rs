@@ -239,6 +239,7 @@ async fn who_is_not_heard_any_more_releases_only_what_was_retired() {
 async fn a_pause_that_only_wall_time_shows_is_a_loss_once_others_may_have_taken_over() {
     let (client, _server) = dialogue::pair();
     let mut driver = Driver::new(client, "us".into(), TIMINGS);
+    (driver.synced, driver.connected) = (true, true);
     let (mut now, mut wall) = driver.last;
     let held = serde_json::from_value(lease("l", 1, "us")).unwrap();
     driver.touch(key("l"), now, |elector| {
@@ -250,7 +251,7 @@ async fn a_pause_that_only_wall_time_shows_is_a_loss_once_others_may_have_taken_
     driver.touch(key("l"), now, |elector| {
         elector.handle_outcome(&Outcome::Object(Arc::new(written)), now, 0.5);
     });
-    driver.outbox.clear();
+    assert!(matches!(driver.outbox.back(), Some(Notice::Acquired { .. })));
     for (second, ahead, lost) in [(1.0, 4.9, false), (1.0, -60.0, false), (1.0, 5.1, true)] {
         now += Duration::from_secs_f64(second);
         wall += SignedDuration::from_secs_f64(second + ahead);
