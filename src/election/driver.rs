@@ -8,10 +8,11 @@
 //!   full, commands and the watch wait, deadlines and renewals do not.
 //! * The watch covers all namespaces but `kube-node-lease` (a Lease for each node, renewed every
 //!   ten seconds). Where it is refused, the electors poll the Leases they contend for, as client-go
-//!   does; there is then no [`Notice::Seen`] for other Leases.
+//!   does; there is then no [`Notice::Seen`] for other Leases, and a warning says so.
 //! * A pause that the monotonic clock does not show is noticed by wall time running ahead of it.
 
 mod call;
+mod rights;
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -121,14 +122,22 @@ pub async fn run(
     let (status_sender, mut status) = watch::channel(InformerStatus::new(clock::now()));
     // A task of its own, so that neither a busy loop nor the parsing of lists delays the other.
     let mut watch = JoinSet::new();
-    watch.spawn(informer::run(
-        scope.api(client.clone()),
+    let api = scope.api(client.clone());
+    let rights = rights::report(api.clone(), scope.selection(), status.clone());
+    let informer = informer::run(
+        api,
         scope.selection(),
         |_: &mut Lease| {},
         delta_sender,
         |delta| delta,
         status_sender,
-    ));
+    );
+    watch.spawn(async move {
+        tokio::select! {
+            () = informer => {}
+            () = rights => {}
+        }
+    });
     let mut driver = Driver::new(client, identity.into(), timings);
     while !driver.is_finished(clock::now()) {
         turned();

@@ -251,7 +251,10 @@ async fn a_pause_that_only_wall_time_shows_is_a_loss_once_others_may_have_taken_
     driver.touch(key("l"), now, |elector| {
         elector.handle_outcome(&Outcome::Object(Arc::new(written)), now, 0.5);
     });
-    assert!(matches!(driver.outbox.back(), Some(Notice::Acquired { .. })));
+    assert!(matches!(
+        driver.outbox.back(),
+        Some(Notice::Acquired { .. })
+    ));
     for (second, ahead, lost) in [(1.0, 4.9, false), (1.0, -60.0, false), (1.0, 5.1, true)] {
         now += Duration::from_secs_f64(second);
         wall += SignedDuration::from_secs_f64(second + ahead);
