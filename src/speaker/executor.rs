@@ -11,7 +11,12 @@
 //! Nothing here waits: a full channel leaves the action undone, and as the model never notes it as
 //! started, it is planned again. No business condition is decided here.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use kube::Client;
 use serde_json::{Value, json};
@@ -40,6 +45,7 @@ use crate::{
         link::{AddressKey, LinkIndex, VipAddress},
         netlink::Netlink,
     },
+    runtime::clock,
 };
 
 /// Status writes at one time.
@@ -49,11 +55,42 @@ const QUEUE: usize = 4096;
 /// Pause before a lost netlink connection is opened again.
 const RECONNECT: Duration = Duration::from_millis(100);
 
+/// Additions and renewals are made within this time or not at all: after a standstill they would put
+/// on the link what others have taken over meanwhile.
+const CURRENT: Duration = Duration::from_secs(2);
+
 /// Address operations, in order: removals first.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct KernelBatch {
     pub remove: Vec<AddressKey>,
-    pub ensure: Vec<VipAddress>,
+    pub add: Vec<VipAddress>,
+    pub renew: Vec<VipAddress>,
+    pub handed_over: Instant,
+}
+
+impl KernelBatch {
+    fn new(now: Instant) -> Self {
+        Self {
+            remove: Vec::new(),
+            add: Vec::new(),
+            renew: Vec::new(),
+            handed_over: now,
+        }
+    }
+
+    /// Drops what comes too late, and tells of the additions that are not made.
+    fn drop_overdue(&mut self, now: Instant) -> Option<Outcome> {
+        if now.saturating_duration_since(self.handed_over) <= CURRENT {
+            return None;
+        }
+        self.renew.clear();
+        let dropped = std::mem::take(&mut self.add);
+        let results = dropped
+            .into_iter()
+            .map(|address| (address.key, Err(net::netlink::Error::Deadline)));
+        let results: Vec<_> = results.collect();
+        (!results.is_empty()).then_some(Outcome::Added(results))
+    }
 }
 
 /// Hands actions to whoever performs them.
@@ -103,13 +140,13 @@ impl Executor {
 
     /// Starts the actions, in order. Returns those that were handed over.
     pub fn execute(&mut self, actions: Vec<Action>) -> Vec<Action> {
-        let mut batch = KernelBatch::default();
+        let mut batch = KernelBatch::new(clock::now());
         let mut started = Vec::with_capacity(actions.len());
         let mut kernel_actions = Vec::new();
         for action in actions {
             match &action {
                 Action::Remove(key) => batch.remove.push(*key),
-                Action::Add(address, _) => batch.ensure.push(*address),
+                Action::Add(address, _) => batch.add.push(*address),
                 _ => {
                     if self.start(&action) {
                         started.push(action);
@@ -134,8 +171,8 @@ impl Executor {
     /// Renews the lifetime of addresses that stand.
     pub fn refresh(&mut self, addresses: Vec<VipAddress>) {
         let batch = KernelBatch {
-            remove: Vec::new(),
-            ensure: addresses,
+            renew: addresses,
+            ..KernelBatch::new(clock::now())
         };
         if self.kernel.try_send(batch).is_err() {
             tracing::error!("the kernel task does not keep up; VIP lifetimes were not renewed");
@@ -264,7 +301,11 @@ impl Executor {
             let result = write(&client, &service, &uid, patch).await;
             // The loop that would hear it has ended: nothing is left to tell.
             let _ = events
-                .send(Event::Outcome(Outcome::Written { service, result }))
+                .send(Event::Outcome(Outcome::Written {
+                    service,
+                    uid,
+                    result,
+                }))
                 .await;
         });
     }
@@ -341,15 +382,14 @@ fn of_this_object(mut patch: Value, uid: &str) -> Value {
 pub async fn kernel(mut batches: mpsc::Receiver<KernelBatch>, events: mpsc::Sender<Event>) {
     let mut connection = None;
     let mut tasks = JoinSet::new();
-    while let Some(batch) = batches.recv().await {
+    while let Some(mut batch) = batches.recv().await {
         let netlink = match connection.take() {
             Some(netlink) => netlink,
-            None => match connect(&mut tasks).await {
-                Some(netlink) => netlink,
-                None => return,
-            },
+            None => connect(&mut tasks).await,
         };
-        let (outcomes, alive) = perform(&netlink, batch).await;
+        let overdue = batch.drop_overdue(clock::now());
+        let (mut outcomes, alive) = perform(&netlink, batch).await;
+        outcomes.extend(overdue);
         for outcome in outcomes {
             if events.send(Event::Outcome(outcome)).await.is_err() {
                 return;
@@ -359,17 +399,18 @@ pub async fn kernel(mut batches: mpsc::Receiver<KernelBatch>, events: mpsc::Send
     }
 }
 
-async fn connect(tasks: &mut JoinSet<()>) -> Option<Netlink> {
+/// Opens netlink, however long that takes.
+async fn connect(tasks: &mut JoinSet<()>) -> Netlink {
     loop {
         match Netlink::connect() {
             Ok((netlink, connection)) => {
                 while tasks.try_join_next().is_some() {}
                 tasks.spawn(connection);
-                return Some(netlink);
+                return netlink;
             }
             Err(error) => {
                 tracing::error!(%error, "cannot open netlink");
-                crate::runtime::clock::sleep(RECONNECT).await;
+                clock::sleep(RECONNECT).await;
             }
         }
     }
@@ -390,11 +431,61 @@ async fn perform(netlink: &Netlink, batch: KernelBatch) -> (Vec<Outcome>, bool) 
             batch.remove.into_iter().zip(results).collect(),
         ));
     }
-    if !batch.ensure.is_empty() {
-        let results = netlink.ensure_addresses(&batch.ensure).await;
+    let mut ensure = batch.add;
+    ensure.extend(batch.renew);
+    if !ensure.is_empty() {
+        let results = netlink.ensure_addresses(&ensure).await;
         note(&results);
-        let keys = batch.ensure.into_iter().map(|address| address.key);
+        let keys = ensure.into_iter().map(|address| address.key);
         outcomes.push(Outcome::Added(keys.zip(results).collect()));
     }
     (outcomes, alive)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::speaker::testing::ip;
+
+    fn vip(address: &str) -> VipAddress {
+        VipAddress {
+            key: AddressKey {
+                link: LinkIndex(2),
+                address: ip(address),
+                prefix_len: 32,
+            },
+            lifetime: None,
+        }
+    }
+
+    #[test]
+    fn a_batch_from_before_a_standstill_only_removes() {
+        let start = clock::now();
+        let batch = || KernelBatch {
+            remove: vec![vip("10.0.0.100").key],
+            add: vec![vip("10.0.0.101")],
+            renew: vec![vip("10.0.0.102")],
+            handed_over: start,
+        };
+        let mut fresh = batch();
+        assert!(fresh.drop_overdue(start + CURRENT).is_none());
+        assert_eq!((fresh.add.len(), fresh.renew.len()), (1, 1));
+
+        let mut late = batch();
+        let outcome = late.drop_overdue(start + CURRENT * 2);
+        let Some(Outcome::Added(results)) = outcome else {
+            panic!("{outcome:?} does not tell of the addition");
+        };
+        assert_eq!(results.len(), 1);
+        assert!(results[0].1.is_err() && results[0].0 == vip("10.0.0.101").key);
+        assert_eq!(late.remove.len(), 1);
+        assert!(late.add.is_empty() && late.renew.is_empty());
+
+        let mut renewal = KernelBatch {
+            renew: vec![vip("10.0.0.102")],
+            ..KernelBatch::new(start)
+        };
+        assert!(renewal.drop_overdue(start + CURRENT * 2).is_none());
+        assert!(renewal.renew.is_empty());
+    }
 }

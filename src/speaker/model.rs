@@ -266,9 +266,17 @@ impl Model {
                 }
                 true
             }
-            Outcome::Written { service, result } => {
-                self.observed.written(&service, &result, now);
-                true
+            Outcome::Written {
+                service,
+                uid,
+                result,
+            } => {
+                // The end of a write to a predecessor says nothing about the write to its successor.
+                let current = self.services.get(&service).is_some_and(|s| s.uid == uid);
+                if current {
+                    self.observed.written(&service, &result, now);
+                }
+                current
             }
         }
     }

@@ -268,7 +268,9 @@ impl World {
                     lease: lease.clone(),
                 }));
             }
-            Action::Write { service, wish, .. } => {
+            Action::Write {
+                service, wish, uid, ..
+            } => {
                 let state = self
                     .model
                     .services
@@ -284,6 +286,7 @@ impl World {
                 };
                 let outcome = Outcome::Written {
                     service: service.clone(),
+                    uid: uid.clone(),
                     result: Ok(()),
                 };
                 self.apply(Event::Outcome(outcome));
