@@ -5,9 +5,10 @@
 
 use std::{fmt::Write as _, net::TcpListener, path::Path, time::Duration};
 
-use kube::config::{KubeConfigOptions, Kubeconfig};
-
-use crate::config::{Config, SpeakerConfig};
+use crate::{
+    config::{Config, SpeakerConfig},
+    k8s::{self, ClientSource},
+};
 
 /// How long the API server may take to answer.
 const API_TIMEOUT: Duration = Duration::from_secs(5);
@@ -32,6 +33,9 @@ pub async fn run(config: &Config) -> Report {
     if let Some(speaker) = &config.speaker {
         findings.extend(capabilities());
         findings.extend(links(speaker));
+    } else {
+        let reason = "the cloud controllers are not part of this build; only --speaker runs";
+        findings.push(("controllers".to_owned(), Err(reason.to_owned())));
     }
     findings.extend(ports(config));
     findings.push(("API server".to_owned(), api_server(config).await));
@@ -110,17 +114,23 @@ fn links(speaker: &SpeakerConfig) -> Vec<Finding> {
         .collect()
 }
 
+/// Opens each port as the run does.
 fn ports(config: &Config) -> Vec<Finding> {
     let speaker = config.speaker.as_ref();
     let all = |port: u16| std::net::SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, port));
-    let secure = config.serving.iter().map(|serving| serving.address);
+    let serving = config.serving.iter();
+    let secure = serving.map(|serving| (serving.address, serving.port_sharing));
     let health = speaker.and_then(|s| s.health_port).map(all);
     let metrics = speaker.and_then(|s| s.metrics_address);
     secure
-        .chain(health)
-        .chain(metrics)
-        .map(|address| {
-            let finding = match crate::runtime::server::bind(address, false) {
+        .chain(
+            health
+                .into_iter()
+                .chain(metrics)
+                .map(|address| (address, false)),
+        )
+        .map(|(address, sharing)| {
+            let finding = match crate::runtime::server::bind(address, sharing) {
                 Ok(listener) => {
                     drop::<TcpListener>(listener);
                     Ok("free".to_owned())
@@ -133,29 +143,20 @@ fn ports(config: &Config) -> Vec<Finding> {
 }
 
 async fn api_server(config: &Config) -> Result<String, String> {
-    let client = client(config).await?;
-    let version = tokio::time::timeout(API_TIMEOUT, client.apiserver_version());
+    let source = ClientSource {
+        kubeconfig: config.kubeconfig.clone(),
+        master: config.master.clone(),
+        rate: None,
+    };
+    let connection = k8s::connect(&source, "check")
+        .await
+        .map_err(|error| chain(&error))?;
+    let version = tokio::time::timeout(API_TIMEOUT, connection.client.apiserver_version());
     match version.await {
         Ok(Ok(version)) => Ok(version.git_version),
         Ok(Err(error)) => Err(chain(&error)),
         Err(_) => Err(format!("no answer in {}s", API_TIMEOUT.as_secs())),
     }
-}
-
-async fn client(config: &Config) -> Result<kube::Client, String> {
-    let mut access = match &config.kubeconfig {
-        None => kube::Config::incluster().map_err(|error| chain(&error))?,
-        Some(path) => {
-            let file = Kubeconfig::read_from(path).map_err(|error| chain(&error))?;
-            kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-                .await
-                .map_err(|error| chain(&error))?
-        }
-    };
-    if let Some(master) = config.master.as_deref().filter(|m| !m.is_empty()) {
-        access.cluster_url = master.parse().map_err(|_| format!("{master} is no URL"))?;
-    }
-    kube::Client::try_from(access).map_err(|error| chain(&error))
 }
 
 /// An error with all that is below it.
@@ -167,6 +168,44 @@ fn chain(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn config(line: &str) -> Config {
+        let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        let surroundings = crate::config::Surroundings {
+            host_name: Some("node-1".to_owned()),
+            ..crate::config::Surroundings::default()
+        };
+        match crate::config::load(&args, &surroundings) {
+            Ok(crate::config::Invocation::Check(config)) => *config,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_shared_port_is_no_obstacle_to_who_shares_it() {
+        let held = crate::runtime::server::bind(([127, 0, 0, 1], 0).into(), true).unwrap();
+        let port = held.local_addr().unwrap().port();
+        let line = format!("check --bind-address=127.0.0.1 --secure-port={port}");
+        let sound = |line: &str| ports(&config(line)).iter().all(|(_, found)| found.is_ok());
+        assert!(!sound(&line));
+        assert!(sound(&format!("{line} --permit-port-sharing")));
+    }
+
+    #[tokio::test]
+    async fn check_and_run_agree_about_master_and_controllers() {
+        // The connection is refused at once; without a pod nothing else would be tried.
+        let nobody = "check --secure-port=0 --master=http://127.0.0.1:1";
+        let report = run(&config(nobody)).await;
+        let (_, host) = report.text.split_once("host:").unwrap();
+        assert!(
+            host.contains("controllers: the cloud controllers are not"),
+            "{host}"
+        );
+        assert!(!host.contains("in a cluster"), "{host}");
+        assert!(!report.sound);
+        let report = run(&config(&format!("{nobody} --speaker"))).await;
+        assert!(!report.text.contains("not part of this build"));
+    }
 
     #[test]
     fn capabilities_are_bits_of_the_effective_set() {

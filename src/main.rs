@@ -12,7 +12,7 @@ use std::{
 use harvester_cloud_provider::{
     check,
     config::{self, Config, Invocation, Surroundings},
-    runtime::{self, Process, logging, ports, ports::Ports},
+    runtime::{self, Process, logging, ports, ports::Ports, shutdown::Signals},
     speaker,
 };
 
@@ -30,6 +30,8 @@ enum Error {
     NoSpeaker,
     #[error(transparent)]
     Logging(#[from] logging::Error),
+    #[error("cannot take over signals")]
+    Signals(#[source] io::Error),
     #[error("cannot start the runtime")]
     Runtime(#[source] io::Error),
     #[error(transparent)]
@@ -105,6 +107,8 @@ async fn serve(config: Config) -> Result<(), Error> {
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
+    // Before anything is waited for: as process 1 of a container, a signal that nobody takes is lost.
+    let signals = Signals::install().map_err(Error::Signals)?;
     let ports = Ports::open(&config)?;
     let Some(speaker) = config.speaker else {
         return Err(Error::NoControllers);
@@ -114,8 +118,7 @@ async fn serve(config: Config) -> Result<(), Error> {
     }
     let (process, failures) = Process::new();
     let work = speaker::run(speaker, process.clone());
-    let served = ports.serve(&process).await?;
-    runtime::run(process, failures, served, work).await?;
+    runtime::run(process, failures, signals, ports, work).await?;
     tracing::info!("stopped");
     Ok(())
 }

@@ -8,6 +8,7 @@ use super::{
     controllers::{Controllers, unknown_items},
     error::Error,
     flags::Parsed,
+    serving,
 };
 
 /// What the cloud controllers need to know.
@@ -83,7 +84,6 @@ pub(super) fn decide(
 ) -> CcmConfig {
     let generic = &parsed.flags.generic;
     let harvester = &parsed.flags.harvester;
-    framework_rules(parsed, errors);
     feature_gates(&generic.feature_gates, errors, warnings);
     let mut keep = |result: Result<Vec<IpNet>, Error>| {
         result.unwrap_or_else(|error| {
@@ -101,6 +101,7 @@ pub(super) fn decide(
                 none: false,
             }
         });
+    framework_rules(parsed, serving::port(parsed, controllers.none), errors);
     CcmConfig {
         cloud_config: generic.cloud_config.clone(),
         cluster_name: generic.cluster_name.clone(),
@@ -121,7 +122,7 @@ pub(super) fn decide(
     }
 }
 
-fn framework_rules(parsed: &Parsed, errors: &mut Vec<Error>) {
+fn framework_rules(parsed: &Parsed, secure_port: u16, errors: &mut Vec<Error>) {
     match parsed.flags.generic.cloud_provider.as_str() {
         "harvester" => {}
         "" => errors.push(Error::rule("cloud-provider", "it must not be empty")),
@@ -141,7 +142,7 @@ fn framework_rules(parsed: &Parsed, errors: &mut Vec<Error>) {
     for name in unknown_items(text("webhooks").split(',')) {
         errors.push(Error::flag("webhooks", name, "there is no such webhook"));
     }
-    if text("enable-leader-migration") == "true" {
+    if super::env::parse_bool(text("enable-leader-migration")) == Some(true) {
         let reason = "these controllers never ran elsewhere: there is nothing to migrate from";
         errors.push(Error::rule("enable-leader-migration", reason));
     }
@@ -151,7 +152,7 @@ fn framework_rules(parsed: &Parsed, errors: &mut Vec<Error>) {
             let reason = "it is not in 0 to 65535";
             errors.push(Error::flag("webhook-secure-port", webhook_port, reason));
         }
-        Ok(port) if port != 0 && Some(port) == parsed.flags.serving.secure_port => {
+        Ok(port) if port != 0 && port == secure_port => {
             let reason = "it is the secure port's";
             errors.push(Error::flag("webhook-secure-port", webhook_port, reason));
         }

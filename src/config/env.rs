@@ -38,6 +38,7 @@ const SHORTEST_ARP_RATE: u64 = 500;
 /// Variables whose text is the flag's text.
 const VERBATIM: &[(&str, &str)] = &[
     ("vip_nodename", "speaker-node-name"),
+    // Only where the pod's own namespace is not known.
     ("cp_namespace", "speaker-namespace"),
     ("svc_namespace", "speaker-service-namespace"),
     ("vip_interface", "speaker-interface"),
@@ -113,9 +114,50 @@ const IGNORED: &[(&str, &str)] = &[
     ("address", ""),
     ("vip_address", ""),
     ("vip_ddns", "false"),
+    ("vip_skipdad", "false"),
+    ("port", "6443"),
+    ("kubernetes_addr", ""),
+    ("lb_fwdmethod", "local"),
+    ("backend_health_check_interval", "5"),
+    ("control_plane_health_check_address", ""),
+    ("control_plane_health_check_period_seconds", "5"),
+    ("control_plane_health_check_timeout_seconds", "3"),
+    ("control_plane_health_check_failure_threshold", "3"),
+    ("control_plane_health_check_ca_path", ""),
+    ("vip_singlenode", "false"),
+    ("vip_startleader", "false"),
+    ("vip_configmap", ""),
+    ("iptables_backend", ""),
+    ("AddPeersAsBackends", "false"),
+    ("bgp_attach_ip_to_interface", "false"),
+    ("bgp_routerid", ""),
+    ("bgp_routerinterface", ""),
+    ("bgp_as", "65000"),
+    ("bgp_peeras", "65000"),
+    ("bgp_peers", ""),
+    ("bgp_peeraddress", ""),
+    ("bgp_peerpass", ""),
+    ("bgp_multihop", "false"),
+    ("bgp_sourceif", ""),
+    ("bgp_sourceip", ""),
+    ("bgp_hold_time", "30"),
+    ("bgp_keepalive_interval", "10"),
+    ("mpbgp_nexthop", ""),
+    ("mpbgp_ipv4", ""),
+    ("mpbgp_ipv6", ""),
+    ("annotation", ""),
     ("zebra_enable", "false"),
+    ("zebra_url", "unix:/var/run/frr/zserv.api"),
+    ("zebra_version", "6"),
+    ("zebra_software_name", "frr8.3"),
     ("vip_cleanroutingtable", "false"),
+    ("vip_routingtableid", "198"),
+    ("vip_routingtabletype", "1"),
+    ("vip_routingprotocol", "248"),
 ];
+
+/// Among them those that hold passwords, which belong into no log.
+const SECRET: [&str; 2] = ["bgp_peerpass", "bgp_peers"];
 
 /// Whether the environment asks for the speaker (`svc_enable`).
 pub(super) fn wants_speaker(env: &Environment) -> Result<bool, Error> {
@@ -268,6 +310,11 @@ fn unsupported(env: &Environment, out: &mut Translation) {
     }
     for (variable, default) in IGNORED {
         if let Some(text) = value(env, variable).filter(|text| !is_default(text, default)) {
+            let text = if SECRET.contains(variable) {
+                "…"
+            } else {
+                text
+            };
             out.warnings
                 .push(format!("{variable}={text} has no effect in this program"));
         }
@@ -415,11 +462,26 @@ mod tests {
             ("enable_service_security", "true"),
             ("vip_loseleadership", "true"),
             ("address", "10.0.0.1"),
+            ("vip_skipdad", "1"),
+            ("port", "7443"),
+            ("lb_fwdmethod", "masquerade"),
+            ("control_plane_health_check_ca_path", "/a"),
+            ("bgp_as", "65001"),
+            ("bgp_peerpass", "sesame"),
+            ("bgp_peers", "10.0.0.1:65000:sesame:false"),
+            ("mpbgp_nexthop", "fixed"),
+            ("zebra_version", "5"),
+            ("vip_routingtableid", "1"),
+            ("AddPeersAsBackends", "true"),
         ] {
             let derived = of(&[(variable, text)]);
             assert_eq!(derived.warnings.len(), 1, "{variable}");
+            assert!(!derived.warnings[0].contains("sesame"));
             assert!(derived.warnings[0].contains(variable));
             assert_eq!(derived.errors, []);
+        }
+        for (variable, default) in IGNORED {
+            assert_eq!(of(&[(variable, default)]).warnings.len(), 0, "{variable}");
         }
         assert_eq!(of(&[("egress_withnftables", "1")]).warnings.len(), 0);
     }

@@ -125,10 +125,9 @@ pub fn load(args: &[String], surroundings: &Surroundings) -> Result<Invocation, 
     decide(args, surroundings).map_err(|errors| {
         // Decided on the raw arguments, because the flags may be what cannot be read.
         let full = |arg: &String| {
-            matches!(
-                arg.as_str(),
-                "--show-full-help-on-error" | "--show-full-help-on-error=true"
-            )
+            let (name, value) = arg.split_once('=').unwrap_or((arg, "true"));
+            name.replace('_', "-") == "--show-full-help-on-error"
+                && env::parse_bool(value) == Some(true)
         };
         Refused {
             errors,
@@ -191,6 +190,10 @@ fn with_environment(
         return Err(said.errors);
     }
     warnings.append(&mut said.warnings);
+    // kube-vip looks at it only where it does not know the pod's namespace.
+    said.flags.retain(|derived| {
+        derived.variable != "cp_namespace" || surroundings.pod_namespace.is_none()
+    });
     // kube-vip goes on with the service account where its file is missing, and its charts name one.
     said.flags.retain(|derived| {
         let missing = derived.flag == "kubeconfig" && !Path::new(&derived.value).exists();
@@ -254,14 +257,18 @@ fn assemble(
         .flags
         .speaker
         .speaker
-        .then(|| speaker::decide(parsed, surroundings, errors));
-    let default_port = if ccm.controllers.none { 0 } else { SECURE_PORT };
+        .then(|| speaker::decide(parsed, surroundings, errors, &mut warnings));
     let logging = &parsed.flags.logging;
     if !logging.vmodule.is_empty() {
         warnings.push("--vmodule has no effect; RUST_LOG selects modules".to_owned());
     }
     Config {
-        serving: serving::decide(parsed, default_port, errors, &mut warnings),
+        serving: serving::decide(
+            parsed,
+            serving::port(parsed, ccm.controllers.none),
+            errors,
+            &mut warnings,
+        ),
         ccm,
         speaker,
         logging: LoggingConfig {

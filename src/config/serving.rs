@@ -86,19 +86,22 @@ pub struct AuthorizationConfig {
     pub denied_ttl: Duration,
 }
 
+/// The secure port, whether it was given or not; 0 serves nothing.
+pub(super) fn port(parsed: &Parsed, no_controllers: bool) -> u16 {
+    let default = if no_controllers { 0 } else { SECURE_PORT };
+    parsed.flags.serving.secure_port.unwrap_or(default)
+}
+
 /// Decides about the secure port; `None` serves nothing. Mistakes and warnings are appended.
 pub(super) fn decide(
     parsed: &Parsed,
-    default_port: u16,
+    port: u16,
     errors: &mut Vec<Error>,
     warnings: &mut Vec<String>,
 ) -> Option<ServingConfig> {
     let serving = &parsed.flags.serving;
     let config = ServingConfig {
-        address: SocketAddr::new(
-            serving.bind_address,
-            serving.secure_port.unwrap_or(default_port),
-        ),
+        address: SocketAddr::new(serving.bind_address, port),
         port_sharing: serving.permit_port_sharing,
         tls: TlsConfig {
             certificate: certificate(parsed, errors),
@@ -300,17 +303,31 @@ fn groups(numbers: &[u16], errors: &mut Vec<Error>, warnings: &mut Vec<String>) 
     groups
 }
 
+/// A list may be empty, an entry of one may not: a header without a name would trust anybody.
+fn no_blanks(flag: &str, items: &[String], errors: &mut Vec<Error>) {
+    if items != [""] && items.iter().any(|item| item.trim().is_empty()) {
+        let value = items.join(",");
+        errors.push(Error::flag(flag, value, "it has an empty entry"));
+    }
+}
+
 fn authentication(parsed: &Parsed, errors: &mut Vec<Error>) -> AuthenticationConfig {
     let flags = &parsed.flags.authentication;
+    no_blanks(
+        "requestheader-allowed-names",
+        &flags.requestheader_allowed_names,
+        errors,
+    );
     let mut headers = |flag: &str, names: &[String]| {
+        no_blanks(flag, names, errors);
         for name in names {
-            if !name.is_empty() && http::HeaderName::try_from(name.trim()).is_err() {
+            if !name.trim().is_empty() && http::HeaderName::try_from(name.trim()).is_err() {
                 errors.push(Error::flag(flag, name, "it is no header name"));
             }
         }
         names
             .iter()
-            .filter(|name| !name.is_empty())
+            .filter(|name| !name.trim().is_empty())
             .map(|name| name.trim().to_ascii_lowercase())
             .collect::<Vec<_>>()
     };

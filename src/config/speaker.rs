@@ -1,6 +1,6 @@
 //! The speaker's settings, from its flags (into which the environment was translated before).
 
-use std::{net::IpAddr, time::Duration};
+use std::{net::IpAddr, ops::RangeInclusive, time::Duration};
 
 use super::{
     ApiOutagePolicy, ClassRules, ConflictPolicy, ElectionMode, ElectionScope, InterfaceChoice,
@@ -15,15 +15,27 @@ const SHORTEST_ANNOUNCE_INTERVAL: Duration = Duration::from_millis(500);
 /// The running speaker refreshes addresses every second, and the kernel counts whole seconds.
 const SHORTEST_ADDRESS_LIFETIME: Duration = Duration::from_secs(2);
 
-/// Decides the speaker's settings; mistakes are appended.
+/// Heartbeats between these; slower ones would be no faster than Leases.
+const HEARTBEAT_INTERVALS: RangeInclusive<Duration> =
+    Duration::from_millis(10)..=Duration::from_secs(1);
+
+/// Decides the speaker's settings; mistakes and warnings are appended.
 pub(super) fn decide(
     parsed: &Parsed,
     surroundings: &Surroundings,
     errors: &mut Vec<Error>,
+    warnings: &mut Vec<String>,
 ) -> SpeakerConfig {
     let flags = &parsed.flags.speaker;
     let namespace = namespace(flags.speaker_namespace.as_deref(), surroundings);
     ranges(parsed, errors);
+    heartbeats(parsed, errors, warnings);
+    if flags.speaker_api_outage == "hold" && parsed.given.contains("speaker-api-outage") {
+        warnings.push(
+            "--speaker-api-outage=hold: owners by Lease withdraw at the renew deadline all the same"
+                .to_owned(),
+        );
+    }
     SpeakerConfig {
         node_name: node_name(flags.speaker_node_name.as_deref(), surroundings, errors),
         lease: lease(parsed, &namespace, errors),
@@ -78,6 +90,38 @@ fn ranges(parsed: &Parsed, errors: &mut Vec<Error>) {
     if !lifetime.is_zero() && !(SHORTEST_ADDRESS_LIFETIME..=DAY).contains(&lifetime) {
         let reason = "it is neither 0 nor in 2s to 24h";
         errors.push(Error::rule("speaker-address-lifetime", reason));
+    }
+}
+
+/// Only the election by heartbeats will read these; a configuration that is meant for it is checked
+/// all the same.
+fn heartbeats(parsed: &Parsed, errors: &mut Vec<Error>, warnings: &mut Vec<String>) {
+    let flags = &parsed.flags.speaker;
+    let interval = flags.speaker_heartbeat_interval;
+    if !HEARTBEAT_INTERVALS.contains(&interval) {
+        let reason = "it is outside 10ms to 1s";
+        errors.push(Error::rule("speaker-heartbeat-interval", reason));
+    }
+    if flags.speaker_suspect_timeout < interval * 2 || flags.speaker_suspect_timeout > DAY {
+        let reason = "it is shorter than two heartbeat intervals, or longer than 24h";
+        errors.push(Error::rule("speaker-suspect-timeout", reason));
+    }
+    if !is_subdomain(&flags.speaker_key_secret) {
+        let reason = "it is no name of a Secret";
+        let value = &flags.speaker_key_secret;
+        errors.push(Error::flag("speaker-key-secret", value, reason));
+    }
+    for name in [
+        "speaker-heartbeat-interval",
+        "speaker-suspect-timeout",
+        "speaker-profile",
+        "speaker-heartbeat-port",
+        "speaker-heartbeat-address",
+        "speaker-key-secret",
+    ] {
+        if parsed.given.contains(name) {
+            warnings.push(format!("--{name} has no effect with the lease election"));
+        }
     }
 }
 

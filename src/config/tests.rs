@@ -175,6 +175,112 @@ fn impossible_combinations_are_refused_together() {
 }
 
 #[test]
+fn each_rule_of_the_framework_holds_alone() {
+    for (line, refused_for) in [
+        ("--webhook-secure-port=10258", Some("--webhook-secure-port")),
+        (
+            "--webhook-secure-port=9 --secure-port=9",
+            Some("--webhook-secure-port"),
+        ),
+        (
+            "--speaker --controllers=-* --webhook-secure-port=10258",
+            None,
+        ),
+        (
+            "--enable-leader-migration=1",
+            Some("--enable-leader-migration"),
+        ),
+        (
+            "--enable-leader-migration=T",
+            Some("--enable-leader-migration"),
+        ),
+        ("--enable-leader-migration=F", None),
+        (
+            "--requestheader-username-headers=a,",
+            Some("--requestheader-username-headers"),
+        ),
+        (
+            "--requestheader-uid-headers=,a",
+            Some("--requestheader-uid-headers"),
+        ),
+        (
+            "--requestheader-group-headers=a,,b",
+            Some("--requestheader-group-headers"),
+        ),
+        (
+            "--requestheader-extra-headers-prefix=,",
+            Some("--requestheader-extra-headers-prefix"),
+        ),
+        (
+            "--requestheader-allowed-names=a,",
+            Some("--requestheader-allowed-names"),
+        ),
+        ("--requestheader-group-headers=", None),
+        ("--requestheader-allowed-names=", None),
+    ] {
+        match (loaded(line, &[]), refused_for) {
+            (Ok(_), None) => {}
+            (Err(error), Some(flag)) => assert!(error.contains(flag), "{line}: {error}"),
+            (other, _) => panic!("{line}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_namespace_of_the_environment_is_a_fallback() {
+    let variables = [("cp_namespace", "elsewhere")];
+    assert_eq!(speaker("--speaker", &variables).namespace, "elsewhere");
+    let mut around = surroundings(&variables);
+    around.pod_namespace = Some("pods-own".to_owned());
+    let namespace = |line: &str| {
+        let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        match load(&args, &around) {
+            Ok(Invocation::Run(config)) => config.speaker.map(|s| s.namespace),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(namespace("--speaker").as_deref(), Some("pods-own"));
+    let given = namespace("--speaker --speaker-namespace=given");
+    assert_eq!(given.as_deref(), Some("given"));
+}
+
+#[test]
+fn flags_without_effect_under_leases_are_checked_and_reported() {
+    let warnings = |line: &str| loaded(line, &[]).map(|config| config.warnings);
+    for line in [
+        "--speaker --speaker-heartbeat-interval=50ms",
+        "--speaker --speaker-suspect-timeout=1s",
+        "--speaker --speaker-profile=fast",
+        "--speaker --speaker-heartbeat-port=10259",
+        "--speaker --speaker-heartbeat-address=fd00::1",
+        "--speaker --speaker-key-secret=mine",
+        "--speaker --speaker-api-outage=hold",
+    ] {
+        let flag = line.trim_start_matches("--speaker ");
+        let (flag, _) = flag.split_once('=').unwrap();
+        let warnings = warnings(line).unwrap();
+        assert_eq!(warnings.len(), 1, "{line}: {warnings:?}");
+        assert!(warnings[0].contains(flag), "{warnings:?}");
+    }
+    for line in ["--speaker", "--speaker --speaker-api-outage=withdraw"] {
+        assert_eq!(warnings(line), Ok(vec![]), "{line}");
+    }
+    for line in [
+        "--speaker --speaker-heartbeat-interval=9ms",
+        "--speaker --speaker-suspect-timeout=199ms",
+        "--speaker --speaker-profile=slow",
+        "--speaker --speaker-heartbeat-port=0",
+        "--speaker --speaker-heartbeat-address=node",
+        "--speaker --speaker-key-secret=a_b",
+    ] {
+        let error = refused(line, &[]);
+        let flag = line.trim_start_matches("--speaker --speaker-");
+        let (flag, _) = flag.split_once('=').unwrap();
+        assert!(error.contains(flag), "{line}: {error}");
+    }
+}
+
+#[test]
 fn the_speakers_rules_hold_for_flags_and_variables() {
     for (line, part) in [
         (
@@ -242,6 +348,8 @@ fn the_full_help_comes_with_an_error_only_when_asked_for() {
         load(&args, &Surroundings::default()).unwrap_err().help
     };
     assert_eq!(help("--nope"), None);
+    assert_eq!(help("--nope --show-full-help-on-error=F"), None);
+    assert!(help("--nope --show_full_help_on_error=T").is_some());
     let full = help("--nope --show-full-help-on-error").unwrap();
     assert!(full.contains("--speaker-announce-interval"));
 }

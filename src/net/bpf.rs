@@ -3,7 +3,9 @@
 //! One program: [`NEIGHBOUR_FRAMES`]. A packet socket sees every frame of its EtherType; without a
 //! filter each one would be copied to us, and a busy IPv6 link would drown the few that matter.
 //! Offsets count from the Ethernet header. The kernel has taken VLAN tags out before the filter
-//! runs. A load beyond the end of a frame drops the frame.
+//! runs: a frame of a VLAN that this host has a link for has moved to that link, and one of any other
+//! VLAN looks like an untagged frame, but for its packet type. A load beyond the end of a frame drops
+//! the frame.
 
 /// One instruction of the classic BPF machine (`struct sock_filter`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +29,9 @@ const RETURN: u16 = 0x06;
 
 /// The pseudo offset at which the kernel keeps the packet's type (`SKF_AD_OFF + SKF_AD_PKTTYPE`).
 const PACKET_TYPE: u32 = 0xffff_f004;
+/// `PACKET_OTHERHOST`: for another MAC, seen in promiscuous mode, or of a VLAN that this host has no
+/// link for.
+const OTHER_HOST: u32 = 3;
 /// `PACKET_OUTGOING`: a copy of a frame that this host sends.
 const OUTGOING: u32 = 4;
 /// More than any frame holds.
@@ -60,23 +65,24 @@ const fn accept(bytes: u32) -> Instruction {
 }
 
 /// Passes ARP, and ICMPv6 neighbour solicitations and advertisements directly behind an IPv6
-/// header; drops everything else and every outgoing copy.
+/// header; drops everything else, every outgoing copy, and what is not for this host.
 ///
 /// Neighbour discovery behind extension headers is dropped on purpose: no implementation sends
 /// it so, and RFC 6980 forbids the only one that could occur, fragmentation.
-pub const NEIGHBOUR_FRAMES: [Instruction; 12] = [
-    load(LOAD_BYTE, PACKET_TYPE), //  0  who sent it?
-    equal(OUTGOING, 8, 0),        //  1  we did: to 10
-    load(LOAD_HALF, 12),          //  2  EtherType
-    equal(0x0806, 7, 0),          //  3  ARP: to 11
-    equal(0x86dd, 0, 5),          //  4  not IPv6: to 10
-    load(LOAD_BYTE, 20),          //  5  next header
-    equal(58, 0, 3),              //  6  not ICMPv6: to 10
-    load(LOAD_BYTE, 54),          //  7  ICMPv6 type
-    equal(135, 2, 0),             //  8  neighbour solicitation: to 11
-    equal(136, 1, 0),             //  9  neighbour advertisement: to 11
-    accept(0),                    // 10  drop
-    accept(WHOLE),                // 11  pass
+pub const NEIGHBOUR_FRAMES: [Instruction; 13] = [
+    load(LOAD_BYTE, PACKET_TYPE), //  0  whose is it?
+    equal(OTHER_HOST, 9, 0),      //  1  not ours: to 11
+    equal(OUTGOING, 8, 0),        //  2  we sent it: to 11
+    load(LOAD_HALF, 12),          //  3  EtherType
+    equal(0x0806, 7, 0),          //  4  ARP: to 12
+    equal(0x86dd, 0, 5),          //  5  not IPv6: to 11
+    load(LOAD_BYTE, 20),          //  6  next header
+    equal(58, 0, 3),              //  7  not ICMPv6: to 11
+    load(LOAD_BYTE, 54),          //  8  ICMPv6 type
+    equal(135, 2, 0),             //  9  neighbour solicitation: to 12
+    equal(136, 1, 0),             // 10  neighbour advertisement: to 12
+    accept(0),                    // 11  drop
+    accept(WHOLE),                // 12  pass
 ];
 
 #[cfg(test)]
@@ -135,10 +141,17 @@ mod tests {
     }
 
     #[test]
-    fn what_neighbours_say_passes_and_our_own_copies_do_not() {
+    fn what_neighbours_say_passes_and_copies_and_foreign_vlans_do_not() {
         for frame in frames() {
-            assert!(passes(&frame, HOST), "{frame:?}");
-            assert!(!passes(&frame, 4), "outgoing {frame:?}");
+            for (name, packet_type, expected) in [
+                ("to this host", HOST, true),
+                ("broadcast", 1, true),
+                ("multicast", 2, true),
+                ("to another host, or of a foreign VLAN", 3, false),
+                ("outgoing", 4, false),
+            ] {
+                assert_eq!(passes(&frame, packet_type), expected, "{name} {frame:?}");
+            }
         }
     }
 

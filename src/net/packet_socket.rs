@@ -57,6 +57,10 @@ impl From<io::Error> for SocketError {
 /// How many frames one system call sends.
 const BATCH: usize = 64;
 
+/// Questions about a thousand VIPs are answered at once, and a lost answer is a VIP on two hosts. An
+/// answer takes some 800 bytes of the default 208 KiB, whatever its length.
+const RECEIVE_BUFFER: i32 = 4 << 20;
+
 /// The neighbour resolution frames of one link.
 #[derive(Debug)]
 pub struct PacketSocket {
@@ -151,6 +155,9 @@ impl PacketSocket {
 /// the EtherType and starts the flow.
 fn open_one(link: LinkIndex, ethertype: libc::c_int) -> Result<AsyncFd<Socket>, SocketError> {
     let socket = Socket::new(Domain::PACKET, Type::RAW.nonblocking().cloexec(), None)?;
+    if let Err(error) = force_receive_buffer(&socket, RECEIVE_BUFFER) {
+        tracing::debug!(%error, "the receive buffer keeps its size; a burst may cost answers");
+    }
     let filter = bpf::NEIGHBOUR_FRAMES
         .map(|at| SockFilter::new(at.code, at.jump_true, at.jump_false, at.operand));
     socket.attach_filter(&filter)?;
@@ -196,8 +203,8 @@ fn join_all_nodes(socket: &Socket, link: LinkIndex) -> io::Result<()> {
     )
 }
 
-/// Gives a socket a receive buffer beyond `rmem_max`; needs `CAP_NET_ADMIN`. For netlink sockets,
-/// which lose messages when a burst does not fit.
+/// Gives a socket a receive buffer beyond `rmem_max`; needs `CAP_NET_ADMIN`. For netlink and packet
+/// sockets, which lose messages when a burst does not fit.
 pub(super) fn force_receive_buffer(socket: &impl AsFd, bytes: i32) -> io::Result<()> {
     set_option(
         &socket.as_fd(),

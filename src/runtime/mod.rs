@@ -3,7 +3,7 @@
 //!
 //! A [`Process`] is what a part of the program needs of its process; [`run`] is the life of one.
 
-use std::{io, time::Duration};
+use std::time::Duration;
 
 pub mod auth;
 pub mod backoff;
@@ -22,7 +22,7 @@ pub mod workqueue;
 
 use health::Health;
 use metrics::Metrics;
-use ports::Served;
+use ports::Ports;
 use shutdown::{Shutdown, Signals};
 use tasks::{Failure, Failures, Tasks};
 
@@ -47,8 +47,6 @@ pub struct Process {
 /// Why the process ends with an error, `E` being that of its work.
 #[derive(Debug, thiserror::Error)]
 pub enum Error<E> {
-    #[error("cannot take over signals")]
-    Signals(#[source] io::Error),
     #[error(transparent)]
     Work(E),
     #[error("the work ended although nothing asked it to")]
@@ -79,15 +77,22 @@ impl Process {
     }
 }
 
-/// Runs `work` until it fails, a task fails, or a signal asks for an orderly stop: readiness goes
+/// Serves the ports and runs `work` until it fails, a task fails, or a signal asks for an orderly stop: readiness goes
 /// first, then the work and all tasks withdraw within [`STOP_BUDGET`], then the ports close.
 pub async fn run<E>(
     process: Process,
     mut failures: Failures,
-    mut served: Served,
+    mut signals: Signals,
+    ports: Ports,
     work: impl Future<Output = Result<(), E>>,
 ) -> Result<(), Error<E>> {
-    let mut signals = Signals::install().map_err(Error::Signals)?;
+    let mut served = tokio::select! {
+        served = ports.serve(&process) => served?,
+        signal = signals.next() => {
+            tracing::info!(signal, "stopping before the start was over");
+            return Ok(());
+        }
+    };
     process.tasks.spawn("pulse", pulse(process.clone()));
     tokio::pin!(work);
     let first = tokio::select! {

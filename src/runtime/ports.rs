@@ -9,7 +9,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{
     Process,
-    auth::{self, Delegates, Gate},
+    auth::{self, Delegates, Gate, Lookup},
     clock, endpoints,
     server::{self, BindError},
     shutdown::Shutdown,
@@ -41,6 +41,7 @@ pub enum Error {
 #[derive(Debug)]
 pub struct Ports {
     secure: Option<(std::net::TcpListener, ServingConfig, Arc<Certificates>)>,
+    lookup: Lookup,
     health: Option<std::net::TcpListener>,
     metrics: Option<std::net::TcpListener>,
 }
@@ -50,6 +51,8 @@ pub struct Ports {
 pub struct Served {
     stop: Shutdown,
     ended: oneshot::Receiver<Result<(), Error>>,
+    /// `ended` has told what it had to tell.
+    over: bool,
     thread: JoinHandle<()>,
 }
 
@@ -73,6 +76,11 @@ impl Ports {
         };
         Ok(Self {
             secure,
+            // A speaker has VIPs to hold while the API server is away.
+            lookup: match speaker {
+                Some(_) => Lookup::Later,
+                None => Lookup::First,
+            },
             health: speaker.and_then(|s| s.health_port).map(all).transpose()?,
             metrics: speaker
                 .and_then(|s| s.metrics_address)
@@ -81,7 +89,8 @@ impl Ports {
         })
     }
 
-    /// Serves them. Returns when authentication is set up, which may ask the API server.
+    /// Serves them. Returns when authentication is set up, for which a process without a speaker may
+    /// have to ask the API server.
     pub async fn serve(self, process: &Process) -> Result<Served, Error> {
         let stop = Shutdown::new();
         let (ready, set_up) = oneshot::channel();
@@ -104,6 +113,7 @@ impl Ports {
         let served = Served {
             stop,
             ended,
+            over: false,
             thread,
         };
         match set_up.await {
@@ -128,9 +138,13 @@ impl Ports {
             None => None,
             Some((listener, config, certificates)) => {
                 let delegates = delegates(&config).await;
-                let gate =
-                    Gate::new(config.authentication, config.authorization, delegates).await?;
-                let gate = Arc::new(gate);
+                let gate = Gate::new(
+                    config.authentication,
+                    config.authorization,
+                    delegates,
+                    self.lookup,
+                );
+                let gate = Arc::new(gate.await?);
                 let router =
                     endpoints::guarded(health.clone().merge(metrics.clone()), gate.clone());
                 let acceptor = TlsAcceptor::from(certificates.server_config()?);
@@ -150,7 +164,8 @@ impl Ports {
                 }
                 Some((port, certificates, gate)) => tokio::select! {
                     ended = port => ended,
-                    never = refresh(&certificates, &gate) => match never {},
+                    never = refresh(&certificates) => match never {},
+                    never = follow(&gate, self.lookup) => match never {},
                 },
             }
         };
@@ -163,7 +178,12 @@ impl Ports {
 impl Served {
     /// Returns only if serving fails before a stop is asked for. Cancel safe.
     pub async fn failed(&mut self) -> Error {
-        match (&mut self.ended).await {
+        if self.over {
+            return Error::Gone;
+        }
+        let ended = (&mut self.ended).await;
+        self.over = true;
+        match ended {
             Ok(Err(error)) => error,
             Ok(Ok(())) | Err(_) => Error::Gone,
         }
@@ -172,8 +192,8 @@ impl Served {
     /// Closes the ports. What hangs is left to the end of the process.
     pub async fn stop(mut self) {
         self.stop.request();
-        let ended = tokio::time::timeout(Duration::from_millis(200), &mut self.ended).await;
-        if ended.is_ok() {
+        let limit = Duration::from_millis(200);
+        if self.over || tokio::time::timeout(limit, &mut self.ended).await.is_ok() {
             // The thread has sent its last word and returns.
             let _ = self.thread.join();
         }
@@ -193,7 +213,7 @@ async fn listen(
     server::serve(listener, tls, router, stop.clone()).await
 }
 
-async fn refresh(certificates: &Certificates, gate: &Gate) -> std::convert::Infallible {
+async fn refresh(certificates: &Certificates) -> std::convert::Infallible {
     loop {
         clock::sleep(REFRESH).await;
         match certificates.refresh() {
@@ -203,14 +223,26 @@ async fn refresh(certificates: &Certificates, gate: &Gate) -> std::convert::Infa
                 let error: &(dyn std::error::Error + 'static) = &error;
                 tracing::warn!(
                     error,
-                    "the serving certificate cannot be read; the old one stays"
+                    "a serving certificate cannot be read; the old one stays"
                 );
             }
         }
+    }
+}
+
+/// Keeps the authorities as they are in files and cluster.
+async fn follow(gate: &Gate, lookup: Lookup) -> std::convert::Infallible {
+    let mut pause = match lookup {
+        Lookup::First => REFRESH,
+        Lookup::Later => Duration::ZERO,
+    };
+    loop {
+        clock::sleep(pause).await;
         if let Err(error) = gate.refresh().await {
             let error: &(dyn std::error::Error + 'static) = &error;
             tracing::warn!(error, "authorities cannot be read; the old ones stay");
         }
+        pause = REFRESH;
     }
 }
 
@@ -269,4 +301,25 @@ async fn reviewing_client(kubeconfig: Option<&Path>) -> Result<kube::Client, Del
         }
     };
     Ok(kube::Client::try_from(config)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn ports_that_failed_can_be_stopped() {
+        let (end, ended) = oneshot::channel();
+        drop(end);
+        let mut served = Served {
+            stop: Shutdown::new(),
+            ended,
+            over: false,
+            thread: std::thread::spawn(|| {}),
+        };
+        for _ in 0..2 {
+            assert!(matches!(served.failed().await, Error::Gone));
+        }
+        served.stop().await;
+    }
 }

@@ -7,7 +7,7 @@
 use std::{
     collections::VecDeque,
     io,
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
@@ -74,17 +74,23 @@ pub fn bind(address: SocketAddr, port_sharing: bool) -> Result<std::net::TcpList
         socket.listen(128)?;
         Ok(socket.into())
     };
-    let opened = if address.ip().is_unspecified() {
-        let both = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), address.port());
-        open(both).or_else(|error: io::Error| match error.raw_os_error() {
-            // No IPv6 on this host.
-            Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL) if address.is_ipv4() => open(address),
-            _ => Err(error),
-        })
-    } else {
-        open(address)
-    };
-    opened.map_err(|source| BindError { address, source })
+    both_families(address, open).map_err(|source| BindError { address, source })
+}
+
+/// What is opened for an address: for the unspecified one of either family `[::]`, and `0.0.0.0` where
+/// the host has no IPv6, as Go listens on `:port`.
+fn both_families<T>(
+    address: SocketAddr,
+    open: impl Fn(SocketAddr) -> io::Result<T>,
+) -> io::Result<T> {
+    if !address.ip().is_unspecified() {
+        return open(address);
+    }
+    let all = |ip: IpAddr| open(SocketAddr::new(ip, address.port()));
+    all(Ipv6Addr::UNSPECIFIED.into()).or_else(|error| match error.raw_os_error() {
+        Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL) => all(Ipv4Addr::UNSPECIFIED.into()),
+        _ => Err(error),
+    })
 }
 
 /// Serves a port until `stop`; then the connections are dropped.
@@ -176,8 +182,6 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use axum::routing::get;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -196,6 +200,25 @@ mod tests {
         std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
         if listener.local_addr().unwrap().is_ipv6() {
             std::net::TcpStream::connect((Ipv6Addr::LOCALHOST, port)).unwrap();
+        }
+    }
+
+    #[test]
+    fn without_ipv6_the_unspecified_address_of_either_family_is_ipv4s() {
+        for (address, missing, expected) in [
+            ("[::]:2112", libc::EAFNOSUPPORT, Some("0.0.0.0:2112")),
+            ("0.0.0.0:2112", libc::EAFNOSUPPORT, Some("0.0.0.0:2112")),
+            ("[::]:2112", libc::EADDRNOTAVAIL, Some("0.0.0.0:2112")),
+            ("[::]:2112", libc::EADDRINUSE, None),
+            ("[::1]:2112", libc::EADDRNOTAVAIL, None),
+        ] {
+            let opened = both_families(address.parse().unwrap(), |address| {
+                if address.is_ipv6() {
+                    return Err(io::Error::from_raw_os_error(missing));
+                }
+                Ok(address.to_string())
+            });
+            assert_eq!(opened.ok().as_deref(), expected, "{address} {missing}");
         }
     }
 

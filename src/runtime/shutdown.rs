@@ -51,6 +51,15 @@ impl Signals {
         })
     }
 
+    /// Another signal in the place of both.
+    #[cfg(test)]
+    pub(super) fn of(kind: SignalKind) -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(kind)?,
+            interrupt: signal(kind)?,
+        })
+    }
+
     /// Waits for the next signal and names it. Cancel safe.
     pub async fn next(&mut self) -> &'static str {
         tokio::select! {

@@ -17,6 +17,10 @@ fn config(further: &[String]) -> Config {
     }
 }
 
+fn signals() -> Signals {
+    Signals::install().unwrap()
+}
+
 fn get(port: u16, path: &str) -> String {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -29,8 +33,7 @@ fn get(port: u16, path: &str) -> String {
 #[tokio::test]
 async fn a_failed_task_ends_the_process_after_the_others_withdrew() {
     let (process, failures) = Process::new();
-    let served = Ports::open(&config(&[])).unwrap();
-    let served = served.serve(&process).await.unwrap();
+    let ports = Ports::open(&config(&[])).unwrap();
     let (withdraw, withdrawn) = tokio::sync::oneshot::channel();
     let shutdown = process.shutdown.clone();
     process.tasks.spawn("orderly", async move {
@@ -45,7 +48,7 @@ async fn a_failed_task_ends_the_process_after_the_others_withdrew() {
         shutdown.requested().await;
         Ok::<(), Infallible>(())
     };
-    let ended = run(process, failures, served, work).await;
+    let ended = run(process, failures, signals(), ports, work).await;
     let expected = Failure {
         task: "broken",
         cause: Cause::Panicked,
@@ -58,8 +61,7 @@ async fn a_failed_task_ends_the_process_after_the_others_withdrew() {
 async fn work_that_ends_by_itself_is_an_error() {
     let (process, failures) = Process::new();
     let ports = Ports::open(&config(&[])).unwrap();
-    let served = ports.serve(&process).await.unwrap();
-    let ended = run(process, failures, served, async {
+    let ended = run(process, failures, signals(), ports, async {
         Ok::<(), Infallible>(())
     })
     .await;
@@ -70,11 +72,10 @@ async fn work_that_ends_by_itself_is_an_error() {
 async fn work_that_hangs_does_not_keep_the_process() {
     let (process, failures) = Process::new();
     let ports = Ports::open(&config(&[])).unwrap();
-    let served = ports.serve(&process).await.unwrap();
     process.tasks.spawn("early", async {});
     let start = clock::now();
     let hanging = std::future::pending::<Result<(), Infallible>>();
-    let ended = run(process.clone(), failures, served, hanging).await;
+    let ended = run(process.clone(), failures, signals(), ports, hanging).await;
     assert!(matches!(ended, Err(Error::Task(_))));
     assert!(clock::now() - start < STOP_BUDGET + Duration::from_secs(1));
     let ready = process
@@ -106,4 +107,76 @@ async fn health_is_told_while_every_thread_of_the_runtime_hangs() {
     assert!(get(port, "/livez/nothing").starts_with("HTTP/1.1 404"));
     served.stop().await;
     assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err());
+}
+
+/// A kubeconfig file of a server at an address, and its flags.
+fn reviewing(address: std::net::SocketAddr) -> (tempfile::NamedTempFile, Vec<String>) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let text = format!(
+        "{{apiVersion: v1, kind: Config, current-context: a,
+          contexts: [{{name: a, context: {{cluster: a, user: a}}}}],
+          clusters: [{{name: a, cluster: {{server: 'http://{address}'}}}}],
+          users: [{{name: a, user: {{}}}}]}}"
+    );
+    std::fs::write(file.path(), text).unwrap();
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let flags = vec![
+        "--bind-address=127.0.0.1".to_owned(),
+        format!("--secure-port={}", free.local_addr().unwrap().port()),
+        "--authentication-skip-lookup=false".to_owned(),
+        format!("--authentication-kubeconfig={}", file.path().display()),
+    ];
+    (file, flags)
+}
+
+#[tokio::test]
+async fn a_speaker_starts_without_the_clusters_authorities() {
+    // It takes connections and never answers.
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let (_file, flags) = reviewing(silent.local_addr().unwrap());
+    let (process, _failures) = Process::new();
+    let ports = Ports::open(&config(&flags)).unwrap();
+    let started = tokio::time::timeout(Duration::from_secs(5), ports.serve(&process)).await;
+    let mut served = started.expect("not held up").unwrap();
+    let failed = tokio::time::timeout(Duration::from_millis(100), served.failed()).await;
+    assert!(failed.is_err(), "{failed:?}");
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn other_processes_end_when_authorities_cannot_be_looked_up() {
+    let refusing = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let (_file, flags) = reviewing(refusing.local_addr().unwrap());
+    drop(refusing);
+    let config = match load(&flags, &Surroundings::default()) {
+        Ok(Invocation::Run(config)) => config,
+        other => panic!("{other:?}"),
+    };
+    let (process, _failures) = Process::new();
+    let ports = Ports::open(&config).unwrap();
+    let error = ports.serve(&process).await.unwrap_err();
+    assert!(matches!(error, ports::Error::Auth(_)), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_signal_during_the_start_ends_it() {
+    // Authentication that takes ten seconds to set up.
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let (_file, flags) = reviewing(silent.local_addr().unwrap());
+    let Ok(Invocation::Run(config)) = load(&flags, &Surroundings::default()) else {
+        panic!("it is a plain configuration")
+    };
+    let (process, failures) = Process::new();
+    let ports = Ports::open(&config).unwrap();
+    // Other tests of this process must not hear it.
+    let signals = Signals::of(tokio::signal::unix::SignalKind::user_defined2()).unwrap();
+    let us = std::process::id().to_string();
+    let sent = std::process::Command::new("kill")
+        .args(["-s", "USR2", &us])
+        .status();
+    assert!(sent.unwrap().success());
+    let work = std::future::pending::<Result<(), Infallible>>();
+    let ended = run(process, failures, signals, ports, work);
+    let ended = tokio::time::timeout(Duration::from_secs(5), ended).await;
+    assert!(matches!(ended, Ok(Ok(()))), "{ended:?}");
 }

@@ -24,12 +24,21 @@ use rustls::{
     },
     sign::CertifiedKey,
 };
+use x509_parser::{certificate::X509Certificate, prelude::FromDer as _};
 
 use super::clock;
 use crate::config::{Certificate, CertificateFiles, NamedCertificate, TlsConfig};
 
-/// How long a self-signed certificate is used; it is valid for a year.
-const SELF_SIGNED_USE: Duration = Duration::from_secs(300 * 24 * 60 * 60);
+/// How long a self-signed certificate is valid, and how long before its end another is made.
+const VALID_DAYS: i64 = 366;
+const RENEWAL_DAYS: u32 = 66;
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How long a self-signed certificate is used.
+const SELF_SIGNED_USE: Duration = DAY.saturating_mul(300);
+
+/// Whose a self-signed certificate is.
+const OURSELVES: &str = "harvester-cloud-provider";
 
 /// Why TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -96,8 +105,8 @@ impl Certificates {
         }))
     }
 
-    /// Reads files again, and renews a self-signed certificate in time. On failure the old ones stay
-    /// in use. Returns whether another certificate is offered from now on.
+    /// Reads files again, and renews a self-signed certificate in time. What cannot be read stays in
+    /// use as it was. Returns whether another certificate is offered from now on.
     pub fn refresh(&self) -> Result<bool, Error> {
         let (at, before) = {
             let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
@@ -105,19 +114,31 @@ impl Certificates {
         };
         let in_memory = self.config.certificate == Certificate::SelfSigned;
         let young = clock::now().saturating_duration_since(at) < SELF_SIGNED_USE;
-        let by_name = by_name(&self.config, &self.provider)?;
+        // Each by itself: what cannot be read must not keep the other from being renewed.
+        let by_name = by_name(&self.config, &self.provider);
         let fresh = if in_memory && young {
-            None
+            Ok(None)
         } else {
-            Some(default(&self.config, &self.names, &self.provider)?)
+            default(&self.config, &self.names, &self.provider).map(Some)
         };
         let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
-        loaded.by_name = by_name;
-        if let Some(fresh) = fresh {
-            loaded.default = fresh;
-            loaded.at = clock::now();
+        let mut failed = None;
+        match by_name {
+            Ok(by_name) => loaded.by_name = by_name,
+            Err(error) => failed = Some(error),
         }
-        Ok(chains(&loaded) != before)
+        match fresh {
+            Ok(Some(fresh)) => {
+                loaded.default = fresh;
+                loaded.at = clock::now();
+            }
+            Ok(None) => {}
+            Err(error) => failed = Some(error),
+        }
+        match failed {
+            None => Ok(chains(&loaded) != before),
+            Some(error) => Err(error),
+        }
     }
 
     /// TLS settings that offer these certificates and ask clients for theirs.
@@ -170,7 +191,7 @@ fn default(
         Certificate::Files(files) => from_files(files, provider),
         Certificate::Folder(folder) => from_folder(folder, names, provider),
         Certificate::SelfSigned => {
-            let (certificate, key) = self_signed(names)?;
+            let (certificate, key) = self_signed(names, VALID_DAYS)?;
             let key = PrivatePkcs8KeyDer::from(key.serialize_der());
             certified(vec![certificate.der().clone()], key.into(), provider)
         }
@@ -231,11 +252,36 @@ fn from_folder(
         key: folder.join("cloud-controller-manager.key"),
     };
     if !files.chain.exists() || !files.key.exists() {
-        let (certificate, key) = self_signed(names)?;
-        write(&files.chain, 0o644, &certificate.pem())?;
-        write(&files.key, 0o600, &key.serialize_pem())?;
+        make(&files, names)?;
+    } else if is_ending(&files.chain)
+        && let Err(error) = make(&files, names)
+    {
+        let error: &(dyn std::error::Error + 'static) = &error;
+        tracing::warn!(error, "the self-signed certificate cannot be renewed");
     }
     from_files(&files, provider)
+}
+
+fn make(files: &CertificateFiles, names: &[String]) -> Result<(), Error> {
+    let (certificate, key) = self_signed(names, VALID_DAYS)?;
+    write(&files.chain, 0o644, &certificate.pem())?;
+    write(&files.key, 0o600, &key.serialize_pem())
+}
+
+/// Whether a certificate is one that this program has made, and is to be replaced. Others are for
+/// their owners to renew.
+fn is_ending(chain: &Path) -> bool {
+    let Ok(chain) = certificates(chain) else {
+        return false;
+    };
+    let leaf = chain.first().map(|leaf| X509Certificate::from_der(leaf));
+    leaf.and_then(Result::ok).is_some_and(|(_, leaf)| {
+        let ours = leaf.subject().iter_common_name().next();
+        let ours = ours.and_then(|name| name.as_str().ok()) == Some(OURSELVES);
+        let renewal = clock::wall() + DAY.saturating_mul(RENEWAL_DAYS);
+        ours && leaf.issuer() == leaf.subject()
+            && leaf.validity().not_after.timestamp() < renewal.as_second()
+    })
 }
 
 fn write(path: &Path, mode: u32, text: &str) -> Result<(), Error> {
@@ -251,11 +297,11 @@ fn write(path: &Path, mode: u32, text: &str) -> Result<(), Error> {
         })
 }
 
-fn self_signed(names: &[String]) -> Result<(rcgen::Certificate, rcgen::KeyPair), Error> {
+fn self_signed(names: &[String], days: i64) -> Result<(rcgen::Certificate, rcgen::KeyPair), Error> {
     let mut params = rcgen::CertificateParams::new(names).map_err(Error::SelfSigned)?;
     params
         .distinguished_name
-        .push(rcgen::DnType::CommonName, "harvester-cloud-provider");
+        .push(rcgen::DnType::CommonName, OURSELVES);
     let today = clock::wall().to_zoned(TimeZone::UTC).date();
     let day = |offset: Span| {
         let date = today.saturating_add(offset);
@@ -264,7 +310,7 @@ fn self_signed(names: &[String]) -> Result<(rcgen::Certificate, rcgen::KeyPair),
     };
     // A day of grace for clients whose clocks are behind.
     params.not_before = day(Span::new().days(-1));
-    params.not_after = day(Span::new().days(366));
+    params.not_after = day(Span::new().days(days));
     let key = rcgen::KeyPair::generate().map_err(Error::SelfSigned)?;
     let certificate = params.self_signed(&key).map_err(Error::SelfSigned)?;
     Ok((certificate, key))
@@ -403,6 +449,65 @@ mod tests {
         let before = offered(&first);
         assert!(first.refresh().is_err());
         assert_eq!(offered(&first), before);
+    }
+
+    #[test]
+    fn a_folders_certificate_is_renewed_by_whoever_made_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = vec!["localhost".to_owned()];
+        let put = |days: i64, whose: Option<&str>| {
+            let (mut certificate, key) = self_signed(&names, days).unwrap();
+            if let Some(whose) = whose {
+                let mut params = rcgen::CertificateParams::new(names.clone()).unwrap();
+                let name = &mut params.distinguished_name;
+                name.push(rcgen::DnType::CommonName, whose);
+                params.not_after = rcgen::date_time_ymd(2001, 1, 1);
+                certificate = params.self_signed(&key).unwrap();
+            }
+            let [chain, private] = ["crt", "key"].map(|end| {
+                folder
+                    .path()
+                    .join(format!("cloud-controller-manager.{end}"))
+            });
+            write(&chain, 0o644, &certificate.pem()).unwrap();
+            write(&private, 0o600, &key.serialize_pem()).unwrap();
+            vec![certificate.der().clone()]
+        };
+        let folder = || config(Certificate::Folder(folder.path().to_owned()));
+        let certificates = Certificates::load(folder(), names.clone()).unwrap();
+        for (days, whose, renewed) in [
+            (100, None, false),
+            (60, None, true),
+            (1, None, true),
+            (1, Some("somebody"), false),
+        ] {
+            let there = put(days, whose);
+            certificates.refresh().unwrap();
+            assert_eq!(offered(&certificates) != there, renewed, "{days} {whose:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_unreadable_certificate_by_name_does_not_hold_up_the_default_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = vec!["localhost".to_owned()];
+        let files = CertificateFiles {
+            chain: folder.path().join("a.crt"),
+            key: folder.path().join("a.key"),
+        };
+        make(&files, &names).unwrap();
+        let mut config = config(Certificate::SelfSigned);
+        config.by_name.push(NamedCertificate {
+            files: files.clone(),
+            names: vec![],
+        });
+        let certificates = Certificates::load(config, names).unwrap();
+        std::fs::remove_file(&files.key).unwrap();
+        let before = offered(&certificates);
+        clock::sleep(SELF_SIGNED_USE).await;
+        assert!(certificates.refresh().is_err());
+        assert_ne!(offered(&certificates), before);
+        assert_eq!(certificates.loaded.read().unwrap().by_name.len(), 1);
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,8 +2,9 @@
 //!
 //! As pflag reads it: `_` in a flag's name is `-`; a boolean takes its value only behind `=`; the
 //! value of any other flag may begin with a dash; of a repeated flag the last one counts, and lists
-//! append, the first use replacing the default. Input is argv, output the typed flags, with the text
-//! of every flag for the log.
+//! append, the first use replacing the default. An optional file, link or address that is empty is
+//! as if it were not given. Input is argv, output the typed flags, with the text of every flag for
+//! the log.
 
 use std::{any::TypeId, collections::BTreeSet, path::PathBuf, time::Duration};
 
@@ -18,6 +19,7 @@ use super::{duration::GoDuration, error::Error};
 pub(super) mod framework;
 mod inert;
 pub(super) mod speaker;
+mod spelling;
 
 /// Every flag that the program acts on.
 #[derive(Debug, Clone, Parser)]
@@ -75,9 +77,10 @@ pub(super) enum Outcome {
 
 /// Reads a command line without its program name.
 pub(super) fn parse(args: &[String]) -> Result<Outcome, Error> {
+    let command = command();
     let line = std::iter::once("harvester-cloud-provider".to_owned())
-        .chain(args.iter().map(|arg| normalise(arg)));
-    let matches = match command().try_get_matches_from(line) {
+        .chain(spelling::joined(&command, args)?);
+    let matches = match command.try_get_matches_from(line) {
         Ok(matches) => matches,
         Err(error) => return refusal(&error),
     };
@@ -142,17 +145,6 @@ fn placeholder(arg: &clap::Arg) -> &'static str {
         "NUMBER"
     } else {
         "TEXT"
-    }
-}
-
-/// `--leader_elect=a_b` is `--leader-elect=a_b`.
-fn normalise(arg: &str) -> String {
-    if !arg.starts_with("--") {
-        return arg.to_owned();
-    }
-    match arg.split_once('=') {
-        Some((name, value)) => format!("{}={value}", name.replace('_', "-")),
-        None => arg.replace('_', "-"),
     }
 }
 

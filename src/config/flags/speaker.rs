@@ -78,9 +78,27 @@ pub(in crate::config) struct SpeakerFlags {
     /// VIPs outside of these prefixes are refused (default: none is)
     #[arg(long, value_delimiter = ',', value_parser = prefix)]
     pub speaker_allowed_cidrs: Vec<IpNet>,
-    /// While the API server cannot be reached: hold VIPs, or withdraw them
+    /// While the API server cannot be reached: hold VIPs, or withdraw them; owners by Lease withdraw at the renew deadline either way
     #[arg(long, default_value = "hold", value_parser = PossibleValuesParser::new(["hold", "withdraw"]))]
     pub speaker_api_outage: String,
+    /// Period of heartbeats between members (no effect with the lease election)
+    #[arg(long, default_value = "100ms", value_parser = duration::parse)]
+    pub speaker_heartbeat_interval: Duration,
+    /// Silence after which a member is suspect (no effect with the lease election)
+    #[arg(long, default_value = "300ms", value_parser = duration::parse)]
+    pub speaker_suspect_timeout: Duration,
+    /// Heartbeat timings: default or fast (no effect with the lease election)
+    #[arg(long, default_value = "default", value_parser = PossibleValuesParser::new(["default", "fast"]))]
+    pub speaker_profile: String,
+    /// UDP port of heartbeats (no effect with the lease election)
+    #[arg(long, default_value = "10258", value_parser = clap::value_parser!(u16).range(1..))]
+    pub speaker_heartbeat_port: u16,
+    /// Address of heartbeats (default: the Node's InternalIP; no effect with the lease election)
+    #[arg(long)]
+    pub speaker_heartbeat_address: Option<IpAddr>,
+    /// Secret with the key of heartbeats (no effect with the lease election)
+    #[arg(long, default_value = "harvester-cloud-provider-speaker")]
+    pub speaker_key_secret: String,
     /// The kernel removes VIPs that were not refreshed for this long; 0 never
     #[arg(long, default_value = "5s", value_parser = duration::parse)]
     pub speaker_address_lifetime: Duration,

@@ -146,6 +146,72 @@ fn help_and_version_are_no_errors() {
 }
 
 #[test]
+fn an_empty_file_link_or_address_is_none() {
+    let optional = [
+        "kubeconfig",
+        "master",
+        "cloud-config",
+        "cert-dir",
+        "tls-cert-file",
+        "tls-private-key-file",
+        "client-ca-file",
+        "requestheader-client-ca-file",
+        "authentication-kubeconfig",
+        "authorization-kubeconfig",
+        "speaker-interface",
+        "speaker-service-interface",
+        "speaker-allowed-cidrs",
+    ];
+    for name in optional {
+        let value = if name == "speaker-allowed-cidrs" {
+            "10.0.0.0/8"
+        } else {
+            "x"
+        };
+        for args in [
+            vec![format!("--{name}=")],
+            vec![format!("--{name}"), String::new()],
+            vec![format!("--{name}={value}"), format!("--{name}=")],
+        ] {
+            match parse(&args) {
+                Ok(Outcome::Flags(parsed)) => assert!(!parsed.given.contains(name), "{args:?}"),
+                other => panic!("{args:?} gives {other:?}"),
+            }
+        }
+    }
+    let again = flags("--kubeconfig= --kubeconfig=/a");
+    assert_eq!(again.flags.misc.kubeconfig, Some("/a".into()));
+}
+
+#[test]
+fn the_argument_behind_a_flag_is_its_value_whatever_it_looks_like() {
+    for line in ["--cluster-name --a_b", "--cluster_name --a_b"] {
+        assert_eq!(flags(line).flags.generic.cluster_name, "--a_b", "{line}");
+    }
+    let parsed = flags("--cluster-name --kubeconfig= --v 3");
+    assert_eq!(parsed.flags.generic.cluster_name, "--kubeconfig=");
+    assert_eq!(parsed.flags.logging.v, 3);
+    assert!(refused("-- --v=3").contains("--v=3"));
+}
+
+#[test]
+fn help_and_version_are_gos_booleans() {
+    for line in ["--version=true", "--version=T", "--help=1"] {
+        assert!(
+            matches!(parse(&words(line)), Ok(Outcome::Print(_))),
+            "{line}"
+        );
+    }
+    for line in ["--version=false", "--help=0"] {
+        assert!(
+            matches!(parse(&words(line)), Ok(Outcome::Flags(_))),
+            "{line}"
+        );
+    }
+    assert!(refused("--version=maybe").contains("--version"));
+}
+
+#[test]
 fn only_flags_of_the_command_line_count_as_given() {
     let parsed = flags("--kube-api-qps=5 -v 1");
     let expected = ["kube-api-qps", "v"].map(str::to_owned);

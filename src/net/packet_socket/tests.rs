@@ -93,6 +93,32 @@ fn a_thousand_frames_go_in_a_few_calls() {
     });
 }
 
+#[test]
+fn a_thousand_answers_wait_for_their_reader() {
+    with_wire(|east, west| async move {
+        let (here, there) = (
+            PacketSocket::open(east.index).unwrap(),
+            PacketSocket::open(west.index).unwrap(),
+        );
+        let first = u32::from(V4);
+        let answers: Vec<Frame> = (first..first + 1000)
+            .map(|vip| frame::gratuitous_reply(east.mac, Ipv4Addr::from(vip)))
+            .collect();
+        let (sent, _) = here.send_batch(&answers).await;
+        assert_eq!(sent, 1000);
+        let mut heard = 0;
+        eventually("all answers are read", async || {
+            let mut buffer = [0; 256];
+            while let Some(length) = there.try_recv(&mut buffer).unwrap() {
+                let said = frame::parse(&buffer[..length]);
+                heard += usize::from(matches!(said, Ok(Heard::ArpReply { .. })));
+            }
+            (heard == 1000).then_some(())
+        })
+        .await;
+    });
+}
+
 async fn set(link: rtnetlink::LinkMessageBuilder<LinkUnspec>) {
     raw().link().change(link.build()).execute().await.unwrap();
 }

@@ -63,15 +63,18 @@ impl Authorities {
         config: &AuthenticationConfig,
         client: Option<&Client>,
     ) -> Result<Self, Error> {
-        Ok(Self(RwLock::new(Arc::new(known(config, client).await?))))
+        let tolerant = config.tolerate_lookup_failure;
+        let known = known(config, client, tolerant).await?;
+        Ok(Self(RwLock::new(Arc::new(known))))
     }
 
+    /// Tolerates no failure: what is known is better than what is missing.
     pub(super) async fn refresh(
         &self,
         config: &AuthenticationConfig,
         client: Option<&Client>,
     ) -> Result<(), Error> {
-        let fresh = Arc::new(known(config, client).await?);
+        let fresh = Arc::new(known(config, client, false).await?);
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = fresh;
         Ok(())
     }
@@ -111,7 +114,11 @@ impl FrontProxy {
     }
 }
 
-async fn known(config: &AuthenticationConfig, client: Option<&Client>) -> Result<Known, Error> {
+async fn known(
+    config: &AuthenticationConfig,
+    client: Option<&Client>,
+    tolerant: bool,
+) -> Result<Known, Error> {
     let proxy = &config.front_proxy;
     let headers = ProxyHeaders {
         user: proxy.username_headers.clone(),
@@ -139,7 +146,7 @@ async fn known(config: &AuthenticationConfig, client: Option<&Client>) -> Result
                 known.client = known.client.or(found.client);
                 known.front_proxy = known.front_proxy.or(found.front_proxy);
             }
-            Err(error) if config.tolerate_lookup_failure => {
+            Err(error) if tolerant => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
                     "going on without the cluster's certificate authorities"

@@ -56,15 +56,29 @@ pub enum Denial {
     Unknown,
 }
 
+/// When authorities are looked up in the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lookup {
+    /// Before anything is served, as the framework does it.
+    First,
+    /// By the next [`Gate::refresh`]. Until then certificates that only the cluster's authorities
+    /// vouch for are nobody's.
+    Later,
+}
+
 impl Gate {
     /// Reads the authorities' certificates, from files or the cluster.
     pub async fn new(
         authentication: AuthenticationConfig,
         authorization: AuthorizationConfig,
         delegates: Delegates,
+        lookup: Lookup,
     ) -> Result<Self, Error> {
-        let authorities =
-            Authorities::load(&authentication, delegates.authentication.as_ref()).await?;
+        let client = match lookup {
+            Lookup::First => delegates.authentication.as_ref(),
+            Lookup::Later => None,
+        };
+        let authorities = Authorities::load(&authentication, client).await?;
         Ok(Self {
             authorities,
             tokens: Reviewer::new(delegates.authentication),

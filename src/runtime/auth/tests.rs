@@ -37,7 +37,9 @@ fn authorization() -> AuthorizationConfig {
 }
 
 async fn gate(config: AuthenticationConfig, delegates: Delegates) -> Gate {
-    Gate::new(config, authorization(), delegates).await.unwrap()
+    Gate::new(config, authorization(), delegates, Lookup::First)
+        .await
+        .unwrap()
 }
 
 fn delegated() -> (Delegates, Api) {

@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use prometheus_client::metrics::{counter::Counter, family::Family};
 use tokio::{sync::mpsc, time::timeout};
 
 use super::{
@@ -29,8 +30,12 @@ use crate::{
     runtime::clock,
 };
 
-/// How many VIPs are announced, and frames read, before commands get their turn again.
+/// How many VIPs are announced before commands get their turn again.
 const BATCH: usize = 64;
+
+/// How many frames are read before commands get their turn again: more than honest neighbours send
+/// in a turn, and a few milliseconds' work.
+const FRAMES: usize = 4096;
 const COMMANDS: usize = 1024;
 
 /// A link that takes no frame for so long is treated as down.
@@ -100,14 +105,7 @@ async fn serve(
         for command in taken.drain(..) {
             announcer.handle_command(command, now);
         }
-        for _ in 0..BATCH {
-            match socket.try_recv(&mut buffer) {
-                Ok(Some(length)) => announcer.handle_frame(&buffer[..length], now),
-                Ok(None) | Err(SocketError::LinkDown) => break,
-                Err(error) => return Err(error),
-            }
-        }
-        announcer.handle_deadline(now);
+        announcer.hear_and_judge(&socket, &mut buffer, now)?;
         announcer.transmit(&socket).await?;
     }
 }
@@ -178,6 +176,29 @@ impl Announcer {
         }
     }
 
+    /// A verdict needs all that was said before it. Behind a flood it waits for another turn.
+    fn hear_and_judge(
+        &mut self,
+        socket: &PacketSocket,
+        buffer: &mut [u8],
+        now: Instant,
+    ) -> Result<(), SocketError> {
+        for _ in 0..FRAMES {
+            match socket.try_recv(buffer) {
+                Ok(Some(length)) => {
+                    self.handle_frame(buffer.get(..length).unwrap_or_default(), now);
+                }
+                Ok(None) | Err(SocketError::LinkDown) => {
+                    self.handle_deadline(now);
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        tracing::debug!(name = self.facts.name, "a flood of frames");
+        Ok(())
+    }
+
     fn handle_frame(&mut self, bytes: &[u8], now: Instant) {
         // What is not understood is not for us: the filter is coarser than the parser.
         let Ok(heard) = frame::parse(bytes) else {
@@ -239,73 +260,76 @@ impl Announcer {
                 self.schedule.handle_failure(vip, now);
             }
         }
-        let mut frames = Vec::with_capacity(asked.len() + 2 * due.len());
-        for vip in &due {
-            let built = self.frames.entry(*vip);
-            frames.extend_from_slice(built.or_insert_with(|| announcement(&self.facts, *vip)));
-        }
-        frames.extend(asked.iter().map(|vip| question(&self.facts, *vip)));
+        let (purposes, frames) = self.compose(&due, &asked);
         if frames.is_empty() {
             return Ok(());
         }
-        let result = match timeout(SEND_LIMIT, socket.send_batch(&frames)).await {
+        let (sent, result) = match timeout(SEND_LIMIT, socket.send_batch(&frames)).await {
             Ok((_, Err(SocketError::LinkGone))) => return Err(SocketError::LinkGone),
-            Ok((_, result)) => result,
-            Err(_) => Err(SocketError::LinkDown),
+            Ok(sent) => sent,
+            Err(_) => (0, Err(SocketError::LinkDown)),
         };
-        count(&due, &asked, result.is_ok());
-        match result {
-            Ok(()) => self.tell_first(&due),
-            Err(error) => {
-                tracing::debug!(name = self.facts.name, %error, "frames not sent");
-                // The clock may have moved by the limit.
-                let now = clock::now();
-                for vip in due {
-                    self.schedule.handle_failure(vip, now);
-                }
-                for vip in asked {
-                    self.witness.handle_unsent(vip, now);
-                }
-            }
+        if let Err(error) = result {
+            tracing::debug!(name = self.facts.name, %error, "frames not sent");
         }
+        // The clock may have moved by the limit.
+        self.settle(&due, &purposes, sent, clock::now());
         Ok(())
     }
 
-    fn tell_first(&mut self, sent: &[IpAddr]) {
-        let link = self.facts.index;
-        for vip in sent {
-            if self.fresh.remove(vip) {
-                self.events
-                    .push_back(AnnouncerEvent::FirstAnnounced { link, vip: *vip });
+    /// The frames in the order in which the socket sends them, and what each is for.
+    fn compose(&mut self, due: &[IpAddr], asked: &[IpAddr]) -> (Vec<Purpose>, Vec<Frame>) {
+        let mut all: Vec<(Purpose, Frame)> = Vec::with_capacity(2 * due.len() + asked.len());
+        for vip in due {
+            let built = self.frames.entry(*vip);
+            let built = built.or_insert_with(|| announcement(&self.facts, *vip));
+            let purpose = (Kind::announcement, *vip);
+            all.extend(built.iter().map(|frame| (purpose, *frame)));
+        }
+        let ask = |vip: &IpAddr| ((Kind::question, *vip), question(&self.facts, *vip));
+        all.extend(asked.iter().map(ask));
+        all.sort_by_key(|(_, frame)| !frame.is_arp());
+        all.into_iter().unzip()
+    }
+
+    /// Of the frames as many have left as were sent; the rest is tried again.
+    fn settle(&mut self, due: &[IpAddr], purposes: &[Purpose], sent: usize, now: Instant) {
+        let (left, stayed) = purposes.split_at(sent.min(purposes.len()));
+        count(&COUNTERS.frames, left);
+        count(&COUNTERS.failures, stayed);
+        let unsent: HashSet<Purpose> = stayed.iter().copied().collect();
+        for vip in due {
+            if !unsent.contains(&(Kind::announcement, *vip)) {
+                self.tell_first(*vip);
             }
+        }
+        for (kind, vip) in unsent {
+            match kind {
+                Kind::announcement => self.schedule.handle_failure(vip, now),
+                Kind::question => self.witness.handle_unsent(vip, now),
+            }
+        }
+    }
+
+    fn tell_first(&mut self, vip: IpAddr) {
+        let link = self.facts.index;
+        if self.fresh.remove(&vip) {
+            self.events
+                .push_back(AnnouncerEvent::FirstAnnounced { link, vip });
         }
     }
 }
 
-fn count(due: &[IpAddr], asked: &[IpAddr], sent: bool) {
-    let counter = if sent {
-        &COUNTERS.frames
-    } else {
-        &COUNTERS.failures
-    };
-    for (vips, kind) in [(due, Kind::announcement), (asked, Kind::question)] {
-        for ipv6 in [false, true] {
-            let vips: Vec<&IpAddr> = vips.iter().filter(|vip| vip.is_ipv6() == ipv6).collect();
-            let Some(first) = vips.first() else {
-                continue;
-            };
-            let labels = FrameLabels {
-                family: (**first).into(),
-                kind,
-            };
-            // An IPv4 announcement is a request and a reply.
-            let frames = if kind == Kind::announcement && !ipv6 {
-                2 * vips.len()
-            } else {
-                vips.len()
-            };
-            counter.get_or_create(&labels).inc_by(frames as u64);
-        }
+/// What a frame is for.
+type Purpose = (Kind, IpAddr);
+
+fn count(counter: &Family<FrameLabels, Counter>, frames: &[Purpose]) {
+    for (kind, vip) in frames {
+        let labels = FrameLabels {
+            family: (*vip).into(),
+            kind: *kind,
+        };
+        counter.get_or_create(&labels).inc();
     }
 }
 

@@ -58,6 +58,9 @@ const NEW: [(Duration, Step); 8] = [
 const PERIOD: Duration = ms(25);
 const SILENT: u8 = 3;
 
+/// How many questions may wait to be sent: their answers are heard before more are asked.
+const QUESTIONS: usize = 64;
+
 /// Before a question is tried again that could not be sent.
 const RETRY: Duration = ms(250);
 
@@ -310,8 +313,11 @@ impl Witness {
         .min()
     }
 
+    /// What is due; where much is, the rest stays due until the questions have been taken.
     pub(super) fn handle_deadline(&mut self, now: Instant) {
-        while let Some(vip) = self.steps.pop_due(now) {
+        while self.inquiries.len() < QUESTIONS
+            && let Some(vip) = self.steps.pop_due(now)
+        {
             self.step(vip, now);
         }
         while let Some(vip) = self.defences.pop_due(now) {
@@ -417,11 +423,11 @@ impl Witness {
         {
             return;
         }
-        self.suspects.push(Suspect {
+        let suspect = Suspect {
             vip,
             by: claim.mac,
             charge,
-        });
+        };
         let fresh = self
             .round
             .is_some_and(|began| now.saturating_duration_since(began) < ROUND_IS_FRESH);
@@ -429,22 +435,35 @@ impl Witness {
             self.round = Some(now);
             self.inquiries.extend(self.nodes.keys());
         }
-        self.name_suspects(now);
+        let over = self.round_is_over(now);
+        self.judge(suspect, over, now);
     }
 
     /// Finds against those suspects that are named, and against all once nobody else will be.
     fn name_suspects(&mut self, now: Instant) {
-        let over = self.round.is_none_or(|began| {
+        if self.suspects.is_empty() {
+            return;
+        }
+        let over = self.round_is_over(now);
+        for suspect in std::mem::take(&mut self.suspects) {
+            self.judge(suspect, over, now);
+        }
+    }
+
+    /// Whether nobody else will say which node it is.
+    fn round_is_over(&self, now: Instant) -> bool {
+        self.round.is_none_or(|began| {
             now.saturating_duration_since(began) >= ROUND
                 || self.nodes.values().all(|node| node.heard >= Some(began))
-        });
-        for suspect in std::mem::take(&mut self.suspects) {
-            let node = self.node_of(suspect.vip, suspect.by);
-            if node.is_none() && !over {
-                self.suspects.push(suspect);
-            } else {
-                self.find(suspect, node, now);
-            }
+        })
+    }
+
+    fn judge(&mut self, suspect: Suspect, over: bool, now: Instant) {
+        let node = self.node_of(suspect.vip, suspect.by);
+        if node.is_none() && !over {
+            self.suspects.push(suspect);
+        } else {
+            self.find(suspect, node, now);
         }
     }
 
@@ -479,11 +498,11 @@ impl Witness {
         }
     }
 
-    /// The node with this MAC; by its address of the VIP's family where it has two.
     fn is_own(&self, mac: MacAddress) -> bool {
         self.ours.contains(&mac) || self.host.contains(&mac)
     }
 
+    /// The node with this MAC; by its address of the VIP's family where it has two.
     fn node_of(&self, vip: IpAddr, mac: MacAddress) -> Option<IpAddr> {
         self.nodes
             .iter()

@@ -523,3 +523,123 @@ fn a_thousand_vips_are_announced_together() {
         sender.await.unwrap();
     });
 }
+
+/// An announcer that the test drives by hand, and the other end of its link, in one namespace.
+fn by_hand<F: Future<Output = ()>>(
+    test: impl FnOnce(Announcer, PacketSocket, PacketSocket, Wire) -> F + Send + 'static,
+) {
+    let Some(here) = Namespace::new() else {
+        return;
+    };
+    let (east, west) = here.join(&here);
+    here.run(move || {
+        let mut facts = facts(east);
+        facts.neighbours.clear();
+        let settings = Settings {
+            interval: Duration::from_secs(60),
+            fence: open_fence(),
+        };
+        let announcer = Announcer::new(facts, &settings, 1);
+        let ours = PacketSocket::open(east.index).expect("the link exists");
+        let theirs = PacketSocket::open(west.index).expect("the link exists");
+        test(announcer, ours, theirs, west)
+    });
+}
+
+/// Answers for this many addresses, of which VIP4 is the last.
+fn answers(wire: Wire, count: usize) -> Vec<Frame> {
+    let other = frame::gratuitous_reply(wire.mac, Ipv4Addr::new(192, 0, 2, 8));
+    let mut frames = vec![other; count - 1];
+    let IpAddr::V4(vip) = VIP4 else {
+        unreachable!()
+    };
+    frames.push(frame::gratuitous_reply(wire.mac, vip));
+    frames
+}
+
+/// Asks for VIP4 and sends its three questions; returns the time of the verdict.
+fn ask_in_full(announcer: &mut Announcer) -> Instant {
+    let (vip, question) = (VIP4, Question::New);
+    let began = clock::now();
+    announcer.handle_command(Command::Ask { vip, question }, began);
+    for at in [0, 3, 6] {
+        announcer.handle_deadline(began + ms(at));
+        assert_eq!(announcer.witness.poll_transmit(), Some(VIP4));
+    }
+    began + ms(10)
+}
+
+#[test]
+fn an_answer_behind_many_others_counts_before_the_verdict() {
+    by_hand(|mut announcer, ours, theirs, wire| async move {
+        let verdict = ask_in_full(&mut announcer);
+        // On a veth pair a frame that was sent is received; nothing has to be waited for.
+        let (sent, _) = theirs.send_batch(&answers(wire, 1000)).await;
+        assert_eq!(sent, 1000);
+        let mut buffer = [0; BUFFER];
+        announcer
+            .hear_and_judge(&ours, &mut buffer, verdict)
+            .unwrap();
+        assert!(
+            matches!(
+                announcer.events.pop_front(),
+                Some(AnnouncerEvent::Answered { vip: VIP4, .. })
+            ),
+            "the last answer was not heard"
+        );
+    });
+}
+
+#[test]
+fn behind_a_flood_the_verdict_waits() {
+    by_hand(|mut announcer, ours, theirs, wire| async move {
+        let verdict = ask_in_full(&mut announcer);
+        let (sent, _) = theirs.send_batch(&answers(wire, FRAMES + 100)).await;
+        assert_eq!(sent, FRAMES + 100);
+        let mut buffer = [0; BUFFER];
+        let mut turn = || {
+            let turn = announcer.hear_and_judge(&ours, &mut buffer, verdict);
+            turn.unwrap();
+            announcer.events.pop_front()
+        };
+        assert_eq!(turn(), None);
+        let then = turn();
+        assert!(
+            matches!(then, Some(AnnouncerEvent::Answered { vip: VIP4, .. })),
+            "{then:?}"
+        );
+    });
+}
+
+#[test]
+fn what_has_left_of_a_batch_that_failed_is_not_begun_again() {
+    by_hand(|mut announcer, _, _, _| async move {
+        let now = clock::now();
+        for vip in [VIP6, VIP4] {
+            let predecessor_may_answer = false;
+            let announce = Command::Announce {
+                vip,
+                predecessor_may_answer,
+            };
+            announcer.handle_command(announce, now);
+            assert!(announcer.schedule.poll_transmit(now).is_some());
+        }
+        let (purposes, frames) = announcer.compose(&[VIP6, VIP4], &[NODE]);
+        // The socket sends ARP first.
+        assert_eq!(frames.iter().filter(|f| f.is_arp()).count(), 3);
+        assert!(frames.iter().take(3).all(Frame::is_arp));
+        announcer.settle(&[VIP6, VIP4], &purposes, 2, now);
+        let link = announcer.facts.index;
+        let (first, next) = (announcer.events.pop_front(), announcer.events.pop_front());
+        assert_eq!(
+            (first, next),
+            (
+                Some(AnnouncerEvent::FirstAnnounced { link, vip: VIP4 }),
+                None
+            )
+        );
+        let again = now + ms(100);
+        assert_eq!(announcer.schedule.poll_transmit(again), Some(VIP4));
+        assert_eq!(announcer.schedule.poll_transmit(again), None);
+    });
+}

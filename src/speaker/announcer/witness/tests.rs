@@ -331,6 +331,35 @@ fn nothing_is_defended_that_is_silenced() {
 }
 
 #[test]
+fn of_many_questions_few_are_asked_before_answers_are_heard() {
+    let mut scene = Scene::new(&[]);
+    let now = scene.at(0);
+    let vips: Vec<IpAddr> = (0..1000_u32)
+        .map(|n| std::net::Ipv4Addr::from(0x0a00_0000 + n).into())
+        .collect();
+    for vip in &vips {
+        scene.witness.handle_ask(*vip, Question::New, now);
+    }
+    let mut asked = HashMap::<IpAddr, usize>::new();
+    let mut cleared = Vec::new();
+    // Every turn takes a millisecond.
+    for at in 0..200 {
+        scene.witness.handle_deadline(scene.at(at));
+        let questions: Vec<IpAddr> = std::iter::from_fn(|| scene.witness.poll_transmit()).collect();
+        assert!(questions.len() <= QUESTIONS, "{} at once", questions.len());
+        for vip in questions {
+            *asked.entry(vip).or_default() += 1;
+        }
+        while let Some(Finding::Clear { vip }) = scene.witness.poll_event() {
+            assert_eq!(asked.get(&vip), Some(&3), "{vip} at {at}");
+            cleared.push(vip);
+        }
+    }
+    cleared.sort();
+    assert_eq!(cleared, vips);
+}
+
+#[test]
 fn an_advertisement_answers_but_without_override_it_is_no_rival() {
     let vip: std::net::Ipv6Addr = "2001:db8::7".parse().unwrap();
     let advertisement = |overrides| Heard::NeighbourAdvertisement {
