@@ -12,6 +12,7 @@
 //! * A pause that the monotonic clock does not show is noticed by wall time running ahead of it.
 
 mod call;
+mod leases;
 mod rights;
 
 use std::{
@@ -21,7 +22,7 @@ use std::{
 };
 
 use k8s_openapi::{api::coordination::v1::Lease, jiff::Timestamp};
-use kube::{Api, Client, core::DeserializeGuard};
+use kube::Client;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
@@ -36,10 +37,11 @@ use super::{
 };
 use crate::runtime::{
     clock,
-    informer::{self, Delta, InformerStatus, Selection},
+    informer::{Delta, InformerStatus},
 };
 
 use call::{Done, perform};
+pub use leases::Scope;
 
 /// API calls in flight.
 const CALLS: usize = 64;
@@ -52,31 +54,6 @@ const TICK: Duration = Duration::from_secs(1);
 const FLUSH_BUDGET: Duration = Duration::from_millis(500);
 /// Refused calls are reported so often, whatever their number.
 const REFUSAL_PERIOD: Duration = Duration::from_secs(60);
-
-/// Which Leases are watched.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Scope {
-    /// All but those of `kube-node-lease`.
-    All,
-    /// One, the only one that may be contended for.
-    One(LeaseKey),
-}
-
-impl Scope {
-    fn selection(&self) -> Selection {
-        Selection::fields(match self {
-            Self::All => "metadata.namespace!=kube-node-lease".to_owned(),
-            Self::One(key) => format!("metadata.name={}", key.name),
-        })
-    }
-
-    fn api(&self, client: Client) -> Api<DeserializeGuard<Lease>> {
-        match self {
-            Self::All => Api::all(client),
-            Self::One(key) => Api::namespaced(client, &key.namespace),
-        }
-    }
-}
 
 /// Who stands for election where, and how.
 pub struct Election {
@@ -120,24 +97,7 @@ pub async fn run(
     } = election;
     let (delta_sender, mut deltas) = mpsc::channel(DELTAS);
     let (status_sender, mut status) = watch::channel(InformerStatus::new(clock::now()));
-    // A task of its own, so that neither a busy loop nor the parsing of lists delays the other.
-    let mut watch = JoinSet::new();
-    let api = scope.api(client.clone());
-    let rights = rights::report(api.clone(), scope.selection(), status.clone());
-    let informer = informer::run(
-        api,
-        scope.selection(),
-        |_: &mut Lease| {},
-        delta_sender,
-        |delta| delta,
-        status_sender,
-    );
-    watch.spawn(async move {
-        tokio::select! {
-            () = informer => {}
-            () = rights => {}
-        }
-    });
+    let mut watch = leases::watch(&client, &scope, delta_sender, status_sender);
     let mut driver = Driver::new(client, identity.into(), timings);
     while !driver.is_finished(clock::now()) {
         turned();
@@ -145,23 +105,16 @@ pub async fn run(
         let has_room = driver.outbox.len() < OUTBOX;
         let input = tokio::select! {
             biased;
-            permit = notices.reserve(), if !driver.outbox.is_empty() => match permit {
-                Ok(permit) => {
+            permit = notices.reserve(), if !driver.outbox.is_empty() => {
+                if let Ok(permit) = permit {
                     if let Some(notice) = driver.outbox.pop_front() {
                         permit.send(notice);
                     }
                     continue;
                 }
-                Err(_) => {
-                    // What was retired by then is released still.
-                    while let Ok(command) = commands.try_recv() {
-                        if matches!(command, Command::Retire { .. }) {
-                            driver.handle(Input::Command(command), clock::now());
-                        }
-                    }
-                    Input::Deaf
-                }
-            },
+                driver.retire_waiting(&mut commands);
+                Input::Deaf
+            }
             () = clock::sleep_until(Some(next)) => Input::Time,
             Some(done) = driver.calls.join_next(), if !driver.calls.is_empty() => match done {
                 Ok(done) => Input::Done(done),
@@ -373,6 +326,15 @@ impl Driver {
                     end(elector);
                 }
             });
+        }
+    }
+
+    /// Hears of the commands that wait only what is to be retired.
+    fn retire_waiting(&mut self, commands: &mut mpsc::Receiver<Command>) {
+        while let Ok(command) = commands.try_recv() {
+            if matches!(command, Command::Retire { .. }) {
+                self.handle(Input::Command(command), clock::now());
+            }
         }
     }
 

@@ -305,35 +305,6 @@ impl Elector {
         self.events.pop_front()
     }
 
-    /// When a call becomes due.
-    pub fn next_call(&self) -> Option<Instant> {
-        self.plan().map(|(due, _)| due)
-    }
-
-    /// When time alone changes what this elector says: the renew deadline, the end of a release's
-    /// budget, the end of a holder's time.
-    pub fn next_change(&self) -> Option<Instant> {
-        let own = match self.role {
-            Role::Releasing { until, .. } => Some(until),
-            Role::Idle => self.view.remembered().filter(|_| self.pending.is_none()),
-            Role::Following { .. } | Role::Leading { .. } => self.held_until(),
-        };
-        let told_live = matches!(&self.told, Some(Some(holder)) if holder.live);
-        let foreign = self.view.expiry().filter(|_| told_live);
-        own.into_iter().chain(foreign).min()
-    }
-
-    /// How long a call that starts now may take.
-    pub fn call_deadline(&self, now: Instant) -> Duration {
-        let deadline = self.timings.call_deadline();
-        match self.role {
-            Role::Releasing { until, .. } => deadline
-                .min(until.saturating_duration_since(now))
-                .max(RELEASE_RETRY),
-            _ => deadline,
-        }
-    }
-
     fn follow(&mut self, hesitation: Duration, now: Instant) {
         self.role = Role::Following { hesitation };
         self.next_write = now;

@@ -66,7 +66,8 @@ impl Loop {
         let mut turn = Turn::new(clock::now(), fence);
         loop {
             let wake = desired.as_ref().and_then(|d| d.wake);
-            let next = wake.map_or(turn.refresh_at(), |wake| wake.min(turn.refresh_at()));
+            let next = turn.refresh_at();
+            let next = wake.map_or(next, |wake| wake.min(next));
             let changed = tokio::select! {
                 event = self.events.recv() => match event {
                     Some(event) => self.take(event),
