@@ -212,7 +212,8 @@ impl Endpoints {
     }
 }
 
-fn service_of(slice: &EndpointSlice) -> Option<ServiceKey> {
+/// The Service whose endpoints a slice lists.
+pub fn service_of(slice: &EndpointSlice) -> Option<ServiceKey> {
     let name = slice
         .metadata
         .labels
@@ -229,6 +230,10 @@ mod tests {
     };
 
     use super::*;
+    use crate::{
+        runtime::informer::Delta,
+        speaker::{event::Event, testing::World},
+    };
 
     type Conditions = (Option<bool>, Option<bool>, Option<bool>);
 
@@ -381,6 +386,22 @@ mod tests {
             endpoints.remove(slice);
         }
         assert!(!endpoints.of(&web()).any() && endpoints.services.is_empty());
+    }
+
+    #[test]
+    fn a_slice_of_a_service_without_a_vip_is_no_reason_to_decide() {
+        let mut world = World::new();
+        world.service("web", "10.0.0.100");
+        let mut decides = |old: Option<&EndpointSlice>, new: &EndpointSlice| {
+            let (old, new) = (old.cloned().map(Arc::new), Arc::new(new.clone()));
+            let event = Event::Slice(Delta::Upsert { old, new });
+            world.model.apply(event, world.now)
+        };
+        let other = slice("s", "other", &[("node0", READY)]);
+        let web = slice("s", "web", &[("node0", READY)]);
+        assert!(!decides(None, &other));
+        assert!(decides(Some(&other), &web));
+        assert!(decides(Some(&web), &other));
     }
 
     proptest::proptest! {

@@ -259,7 +259,8 @@ fn spawn_election(
     let (notices, mut received) = mpsc::channel(EVENTS);
     let beat = process.health.watchdog("election-loop", LOOP_LIMIT);
     let (turn, turned) = watch::channel(clock::now());
-    // It ends with its commands, after the loop has withdrawn what the Leases protect.
+    // It ends with its commands and releases only what the loop has retired: never a Lease whose
+    // addresses still stand.
     process.tasks.spawn("election", async move {
         let forward = async {
             while let Some(notice) = received.recv().await {

@@ -9,12 +9,15 @@ use std::{
     time::Instant,
 };
 
-use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::{
+    core::v1::{Node, Service},
+    discovery::v1::EndpointSlice,
+};
 
 use super::{
     announcer::AnnouncerEvent,
     desired::Desired,
-    endpoints::Endpoints,
+    endpoints::{Endpoints, service_of},
     event::{Event, Outcome},
     nodes::NodeFacts,
     observed::{Failure, Observed, Phase, ToldFact},
@@ -97,8 +100,12 @@ impl Model {
     pub fn apply(&mut self, event: Event, now: Instant) -> bool {
         match event {
             Event::Service(delta) => self.apply_service(delta),
-            Event::Slice(Delta::Upsert { old, new }) => self.endpoints.upsert(old.as_deref(), &new),
-            Event::Slice(Delta::Delete(old)) => self.endpoints.remove(&old),
+            Event::Slice(Delta::Upsert { old, new }) => {
+                let old = old.as_deref();
+                self.endpoints.upsert(old, &new)
+                    && (self.has_vip(&new) || old.is_some_and(|old| self.has_vip(old)))
+            }
+            Event::Slice(Delta::Delete(old)) => self.endpoints.remove(&old) && self.has_vip(&old),
             Event::Slice(Delta::Synced) => self.missing.remove(&Source::Slices),
             Event::Node(delta) => self.apply_node(delta),
             Event::Link(event) => self.apply_link(&event),
@@ -106,6 +113,13 @@ impl Model {
             Event::Announcer(event) => self.apply_announcer(event, now),
             Event::Outcome(outcome) => self.apply_outcome(outcome, now),
         }
+    }
+
+    /// The Service of this slice asks for VIPs, so that its endpoints matter.
+    fn has_vip(&self, slice: &EndpointSlice) -> bool {
+        service_of(slice)
+            .and_then(|key| self.services.get(&key))
+            .is_some_and(|service| service.selection.request.is_some())
     }
 
     fn apply_service(&mut self, delta: Delta<Service>) -> bool {

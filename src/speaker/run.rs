@@ -165,7 +165,8 @@ impl Loop {
         let late = deadline.is_some_and(|deadline| now >= deadline);
         if late && !withdrawn {
             tracing::error!(
-                "not everything could be withdrawn in time; the kernel will end what is left"
+                "not everything could be withdrawn in time; the kernel will end what is left, and the \
+                 Leases that protect it are left to their time"
             );
         }
         withdrawn || late
