@@ -50,6 +50,9 @@ const OUTBOX: usize = 4096;
 const DELTAS: usize = 256;
 /// The clocks are compared at least so often.
 const TICK: Duration = Duration::from_secs(1);
+/// Seconds by which wall time runs ahead in each turn without a pause: it is read a moment later, and
+/// may be slewed.
+const CLOCK_NOISE: f64 = 0.25;
 /// How long the last notices may take after the releases.
 const FLUSH_BUDGET: Duration = Duration::from_millis(500);
 /// Refused calls are reported so often, whatever their number.
@@ -183,6 +186,8 @@ struct Driver {
     connected: bool,
     /// When the loop last ran, on both clocks.
     last: (Instant, Timestamp),
+    /// Seconds that only wall time has seen, and when that was noticed.
+    hidden: VecDeque<(Instant, f64)>,
     /// When a refused call was last reported.
     refusal_reported: Option<Instant>,
     /// Set once we are stopping: when to give up.
@@ -204,6 +209,7 @@ impl Driver {
             synced: false,
             connected: false,
             last: (clock::now(), clock::wall()),
+            hidden: VecDeque::new(),
             refusal_reported: None,
             stop_by: None,
         }
@@ -260,16 +266,21 @@ impl Driver {
         let slept = now.saturating_duration_since(last);
         // Negative when wall time was set back: no sign of a pause.
         let ahead = wall.duration_since(last_wall).as_secs_f64() - slept.as_secs_f64();
+        if ahead > CLOCK_NOISE {
+            self.hidden.push_back((now, ahead));
+        }
         // A hold may be as old as the renew deadline, and others wait for the rest only.
-        let margin = self
-            .timings
-            .duration
-            .saturating_sub(self.timings.renew_deadline);
-        if ahead > margin.as_secs_f64() {
+        let oldest = self.timings.renew_deadline;
+        let margin = self.timings.duration.saturating_sub(oldest);
+        self.hidden
+            .retain(|(at, _)| now.saturating_duration_since(*at) < oldest);
+        let hidden: f64 = self.hidden.iter().map(|(_, seconds)| seconds).sum();
+        if hidden > margin.as_secs_f64() {
             warn!(
-                seconds = ahead,
+                seconds = hidden,
                 "wall time ran ahead: paused, or the clock was set"
             );
+            self.hidden.clear();
             self.touch_all(now, |elector| elector.handle_pause(now));
         }
         while let Some((due, key)) = self.deadlines.first().cloned() {
