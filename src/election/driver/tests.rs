@@ -1,11 +1,13 @@
-use k8s_openapi::{api::coordination::v1::LeaseSpec, jiff::SignedDuration};
+use k8s_openapi::api::coordination::v1::LeaseSpec;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    election::{Acquisition, Holder, Loss, elector::Outcome},
+    election::{Acquisition, Holder, Loss},
     k8s::dialogue::{self, Call as Request},
 };
+
+mod pauses;
 
 const TIMINGS: Timings = Timings {
     duration: Duration::from_secs(15),
@@ -235,49 +237,6 @@ async fn who_is_not_heard_any_more_releases_only_what_was_retired() {
     assert!(calls.try_recv().is_err());
 }
 
-/// Whether a holder that renews gives up when, after so many seconds each, wall time has run ahead
-/// by so many.
-fn gives_up(steps: &[(f64, f64)]) -> bool {
-    let (client, _server) = dialogue::pair();
-    let mut driver = Driver::new(client, "us".into(), TIMINGS);
-    (driver.synced, driver.connected) = (true, true);
-    let (mut now, mut wall) = driver.last;
-    let mut version = 0;
-    let mut written = || {
-        version += 1;
-        Arc::new(serde_json::from_value(lease("l", version, "us")).unwrap())
-    };
-    driver.touch(key("l"), now, |elector| {
-        elector.handle_object(&written(), Origin::Any, now);
-        elector.handle_contend(Duration::ZERO, now);
-    });
-    for (seconds, ahead) in [(0.0, 0.0)].iter().chain(steps) {
-        now += Duration::from_secs_f64(*seconds);
-        wall += SignedDuration::from_secs_f64(seconds + ahead);
-        driver.pass_time(now, wall);
-        driver.dispatch(now);
-        driver.touch(key("l"), now, |elector| {
-            elector.handle_outcome(&Outcome::Object(written()), now, 0.5);
-        });
-    }
-    let acquired = |notice: &Notice| matches!(notice, Notice::Acquired { .. });
-    assert!(driver.outbox.iter().any(acquired));
-    let (lease, why) = (key("l"), Loss::Paused);
-    driver.outbox.contains(&Notice::Lost { lease, why })
-}
-
-#[tokio::test(start_paused = true)]
-async fn pauses_that_only_wall_time_shows_are_a_loss_once_others_may_have_taken_over() {
-    assert!(!gives_up(&[(1.0, 4.9)]));
-    assert!(gives_up(&[(1.0, 5.1)]));
-    // Nothing but a clock that was set back.
-    assert!(!gives_up(&[(1.0, -60.0), (1.0, 4.9)]));
-    // A hold may have lived through all pauses of the last ten seconds.
-    assert!(gives_up(&[(1.0, 3.0), (2.5, 3.0)]));
-    let apart = [(1.0, 3.0), (3.0, 0.0), (3.0, 0.0), (3.0, 0.0), (3.0, 3.0)];
-    assert!(!gives_up(&apart));
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_hanging_renewal_is_a_loss_at_the_deadline_and_not_later() {
     let mut bench = start(Vec::new(), 16).await;
@@ -401,6 +360,27 @@ async fn leases_nobody_contends_for_are_seen_and_seen_dying() {
     let waited = clock::now() - begun;
     assert!(waited >= TIMINGS.duration && waited < TIMINGS.duration + Duration::from_secs(1));
     assert!(bench.calls.try_recv().is_err(), "no call for it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_was_restored_from_a_backup_is_believed() {
+    let mut bench = start(vec![lease("l", 900, "other")], 16).await;
+    let watch = bench.watch.clone().unwrap();
+    let restored = json!({"type": "MODIFIED", "object": lease("l", 40, "kube-vip")});
+    watch.send(restored).unwrap();
+    let believed = async {
+        loop {
+            if let Some(Notice::Seen { lease, holder }) = bench.notices.recv().await
+                && lease == key("l")
+                && holder.is_some_and(|holder| holder.live && holder.identity == "kube-vip")
+            {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(TIMINGS.duration, believed)
+        .await
+        .expect("what the watch says is believed");
 }
 
 #[tokio::test(start_paused = true)]
