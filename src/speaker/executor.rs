@@ -11,7 +11,12 @@
 //! Nothing here waits: a full channel leaves the action undone, and as the model never notes it as
 //! started, it is planned again. No business condition is decided here.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use kube::Client;
 use serde_json::{Value, json};
@@ -24,6 +29,7 @@ use super::{
     announcer::{self, LinkFacts},
     event::{Event, Outcome},
     facts::{Fact, FactKey, Scope},
+    kernel::{KernelBatch, KernelLine},
     plan::Action,
     selection::ServiceKey,
     status::Patch,
@@ -35,33 +41,21 @@ use crate::{
         events::{self, ObjectRef, Recorder},
         service as service_api,
     },
-    net::{
-        self,
-        link::{AddressKey, LinkIndex, VipAddress},
-        netlink::Netlink,
-    },
+    net::link::{LinkIndex, VipAddress},
+    runtime::clock,
 };
 
 /// Status writes at one time.
 const WRITERS: usize = 16;
-/// Commands waiting for one announcer, the election or the kernel.
+/// Commands waiting for one announcer, and its events.
 const QUEUE: usize = 4096;
-/// Pause before a lost netlink connection is opened again.
-const RECONNECT: Duration = Duration::from_millis(100);
-
-/// Address operations, in order: removals first.
-#[derive(Debug, Default)]
-pub struct KernelBatch {
-    pub remove: Vec<AddressKey>,
-    pub ensure: Vec<VipAddress>,
-}
 
 /// Hands actions to whoever performs them.
 pub struct Executor {
     client: Client,
     events: mpsc::Sender<Event>,
     election: mpsc::Sender<election::Command>,
-    kernel: mpsc::Sender<KernelBatch>,
+    kernel: KernelLine,
     recorder: Recorder,
     announcer: announcer::Settings,
     announcers: BTreeMap<LinkIndex, mpsc::Sender<announcer::Command>>,
@@ -83,7 +77,7 @@ impl Executor {
         client: Client,
         events: mpsc::Sender<Event>,
         election: mpsc::Sender<election::Command>,
-        kernel: mpsc::Sender<KernelBatch>,
+        kernel: KernelLine,
         recorder: Recorder,
         announcer: announcer::Settings,
     ) -> Self {
@@ -119,7 +113,7 @@ impl Executor {
             }
             kernel_actions.push(action);
         }
-        if !kernel_actions.is_empty() && self.kernel.try_send(batch).is_ok() {
+        if !kernel_actions.is_empty() && self.kernel.hand_over(batch, clock::now()) {
             started.append(&mut kernel_actions);
         }
         started
@@ -137,15 +131,30 @@ impl Executor {
             remove: Vec::new(),
             ensure: addresses,
         };
-        if self.kernel.try_send(batch).is_err() {
+        if !self.kernel.hand_over(batch, clock::now()) {
             tracing::error!("the kernel task does not keep up; VIP lifetimes were not renewed");
         }
     }
 
-    /// Forgets tasks that have ended.
+    /// For how long the kernel has answered nothing of what it was asked.
+    pub fn kernel_silence(&mut self, now: Instant) -> Duration {
+        self.kernel.silence(now)
+    }
+
+    /// Forgets tasks that have ended. (A release build does not outlive a panic.)
     pub fn reap(&mut self) {
-        while self.writers.try_join_next().is_some() {}
-        while self.announcer_tasks.try_join_next().is_some() {}
+        for (tasks, what) in [
+            (&mut self.writers, "a status writer"),
+            (&mut self.announcer_tasks, "an announcer"),
+        ] {
+            while let Some(ended) = tasks.try_join_next() {
+                if let Err(error) = ended
+                    && error.is_panic()
+                {
+                    tracing::error!(%error, "{what} panicked");
+                }
+            }
+        }
     }
 
     fn start(&mut self, action: &Action) -> bool {
@@ -324,67 +333,4 @@ fn of_this_object(mut patch: Value, uid: &str) -> Value {
         metadata.insert("uid".to_owned(), uid.into());
     }
     patch
-}
-
-/// Performs address operations one batch after the other, and tells how each ended. Opens the netlink
-/// connection again when it was lost; ends when nobody asks any more.
-pub async fn kernel(mut batches: mpsc::Receiver<KernelBatch>, events: mpsc::Sender<Event>) {
-    let mut connection = None;
-    let mut tasks = JoinSet::new();
-    while let Some(batch) = batches.recv().await {
-        let netlink = match connection.take() {
-            Some(netlink) => netlink,
-            None => match connect(&mut tasks).await {
-                Some(netlink) => netlink,
-                None => return,
-            },
-        };
-        let (outcomes, alive) = perform(&netlink, batch).await;
-        for outcome in outcomes {
-            if events.send(Event::Outcome(outcome)).await.is_err() {
-                return;
-            }
-        }
-        connection = alive.then_some(netlink);
-    }
-}
-
-async fn connect(tasks: &mut JoinSet<()>) -> Option<Netlink> {
-    loop {
-        match Netlink::connect() {
-            Ok((netlink, connection)) => {
-                while tasks.try_join_next().is_some() {}
-                tasks.spawn(connection);
-                return Some(netlink);
-            }
-            Err(error) => {
-                tracing::error!(%error, "cannot open netlink");
-                crate::runtime::clock::sleep(RECONNECT).await;
-            }
-        }
-    }
-}
-
-async fn perform(netlink: &Netlink, batch: KernelBatch) -> (Vec<Outcome>, bool) {
-    let mut outcomes = Vec::new();
-    let mut alive = true;
-    let mut note = |results: &[Result<(), net::netlink::Error>]| {
-        alive &= !results
-            .iter()
-            .any(|r| matches!(r, Err(net::netlink::Error::Disconnected)));
-    };
-    if !batch.remove.is_empty() {
-        let results = netlink.remove_addresses(&batch.remove).await;
-        note(&results);
-        outcomes.push(Outcome::Removed(
-            batch.remove.into_iter().zip(results).collect(),
-        ));
-    }
-    if !batch.ensure.is_empty() {
-        let results = netlink.ensure_addresses(&batch.ensure).await;
-        note(&results);
-        let keys = batch.ensure.into_iter().map(|address| address.key);
-        outcomes.push(Outcome::Added(keys.zip(results).collect()));
-    }
-    (outcomes, alive)
 }

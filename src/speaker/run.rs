@@ -41,6 +41,8 @@ const FENCE: Duration = Duration::from_secs(4);
 const STOP_BUDGET: Duration = Duration::from_millis(1_800);
 /// The loop turns every second; after so long it stood still.
 const STANDSTILL: Duration = Duration::from_secs(2);
+/// Without an answer of the kernel for so long, the loop proves its life no more.
+const KERNEL_LIMIT: Duration = Duration::from_secs(5);
 /// Events taken before a decision, at most: a flood must not keep the loop from deciding.
 const BURST: usize = 4_096;
 /// Steps that lead to further steps at once; more in one round would be a plan that never settles.
@@ -168,7 +170,13 @@ impl Loop {
     }
 
     fn heartbeat(&mut self, desired: Option<&Desired>) {
-        self.beat.touch();
+        // VIPs live by what the kernel task does: a speaker without it is as good as hung.
+        let silence = self.executor.kernel_silence(clock::now());
+        if silence > KERNEL_LIMIT {
+            tracing::error!(?silence, "the kernel does not answer");
+        } else {
+            self.beat.touch();
+        }
         self.executor.reap();
         let Some(desired) = desired else { return };
         let silent = clock::now().saturating_duration_since(*self.elections.borrow());
