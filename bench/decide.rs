@@ -166,7 +166,9 @@ fn effect(model: &mut Model, action: &Action, now: Instant) {
             vip: *vip,
         }),
         Action::Add(address, _) => Event::Outcome(Outcome::Added(vec![(address.key, Ok(()))])),
-        Action::Write { service, wish, .. } => {
+        Action::Write {
+            service, uid, wish, ..
+        } => {
             if let (Some(state), StatusWish::Serve { vip_host, ingress }) =
                 (model.services.get_mut(service), wish.clone())
             {
@@ -178,6 +180,7 @@ fn effect(model: &mut Model, action: &Action, now: Instant) {
             }
             Event::Outcome(Outcome::Written {
                 service: service.clone(),
+                uid: uid.clone(),
                 result: Ok(()),
             })
         }

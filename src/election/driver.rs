@@ -31,6 +31,7 @@ use tracing::{debug, error, info, warn};
 use super::{
     Command, LeaseKey, Notice, Timings,
     elector::{Elector, Event, RELEASE_BUDGET},
+    view::{Origin, is_older},
 };
 use crate::runtime::{
     clock,
@@ -94,8 +95,12 @@ impl std::fmt::Debug for Election {
     }
 }
 
-/// Runs elections until `shutdown` or the end of the commands; then releases what is held, within
-/// [`RELEASE_BUDGET`]. What the Leases protect must have been withdrawn before.
+/// Runs elections until `shutdown` or the end of the commands.
+///
+/// * `shutdown` releases what is held, within [`RELEASE_BUDGET`]: what the Leases protect must have
+///   been withdrawn before.
+/// * The end of the commands, or of those who receive notices, releases only what was retired.
+///   Nobody has said that the rest was withdrawn, so it is left to its time, as after a crash.
 ///
 /// `turned` is called on each turn of the loop, at least once a second: who relies on the notices
 /// can tell by it that no [`Notice::Lost`] is overdue.
@@ -138,7 +143,15 @@ pub async fn run(
                     }
                     continue;
                 }
-                Err(_) => Input::Deaf,
+                Err(_) => {
+                    // What was retired by then is released still.
+                    while let Ok(command) = commands.try_recv() {
+                        if matches!(command, Command::Retire { .. }) {
+                            driver.handle(Input::Command(command), clock::now());
+                        }
+                    }
+                    Input::Deaf
+                }
             },
             () = clock::sleep_until(Some(next)) => Input::Time,
             Some(done) = driver.calls.join_next(), if !driver.calls.is_empty() => match done {
@@ -153,11 +166,11 @@ pub async fn run(
             Some(delta) = deltas.recv(), if has_room => Input::Delta(delta),
             command = commands.recv(), if has_room && !driver.is_stopping() => match command {
                 Some(command) => Input::Command(command),
-                None => Input::Stop,
+                None => Input::Orphaned,
             },
             Some(end) = watch.join_next() => {
-                error!(?end, "the watch over Leases has ended");
-                Input::Stop
+                error!(?end, "the watch over Leases has ended; wanted ones are polled");
+                Input::Connected(false)
             }
         };
         driver.handle(input, clock::now());
@@ -171,6 +184,8 @@ enum Input {
     Connected(bool),
     Done(Done),
     Stop,
+    /// Nobody gives commands any more.
+    Orphaned,
     /// Nobody receives notices any more.
     Deaf,
 }
@@ -233,7 +248,7 @@ impl Driver {
     }
 
     fn handle(&mut self, input: Input, now: Instant) {
-        self.pass_time(now);
+        self.pass_time(now, clock::wall());
         match input {
             Input::Time => {}
             Input::Command(Command::Contend { lease, hesitation }) => {
@@ -253,10 +268,11 @@ impl Driver {
                 self.spread_watching(now);
             }
             Input::Done(done) => self.handle_done(done, now),
-            Input::Stop => self.stop(now),
+            Input::Stop => self.stop(now, |elector| elector.handle_retire(false, now)),
+            Input::Orphaned => self.stop(now, |elector| elector.handle_abandon(now)),
             Input::Deaf => {
                 self.outbox.clear();
-                self.stop(now);
+                self.stop(now, |elector| elector.handle_abandon(now));
             }
         }
         self.dispatch(now);
@@ -277,13 +293,17 @@ impl Driver {
     }
 
     /// What time has decided, before anything else is looked at.
-    fn pass_time(&mut self, now: Instant) {
-        let wall = clock::wall();
+    fn pass_time(&mut self, now: Instant, wall: Timestamp) {
         let (last, last_wall) = std::mem::replace(&mut self.last, (now, wall));
         let slept = now.saturating_duration_since(last);
         // Negative when wall time was set back: no sign of a pause.
         let ahead = wall.duration_since(last_wall).as_secs_f64() - slept.as_secs_f64();
-        if ahead > self.timings.renew_deadline.as_secs_f64() {
+        // A hold may be as old as the renew deadline, and others wait for the rest only.
+        let margin = self
+            .timings
+            .duration
+            .saturating_sub(self.timings.renew_deadline);
+        if ahead > margin.as_secs_f64() {
             warn!(
                 seconds = ahead,
                 "wall time ran ahead: paused, or the clock was set"
@@ -300,9 +320,12 @@ impl Driver {
 
     fn handle_delta(&mut self, delta: Delta<Lease>, now: Instant) {
         match delta {
-            Delta::Upsert { new, .. } => {
+            Delta::Upsert { old, new } => {
+                // The informer's history of an object goes back only with the server's.
+                let restored = old.is_some_and(|old| is_older(&new, &old));
+                let origin = if restored { Origin::Later } else { Origin::Any };
                 if let Some(key) = key(&new) {
-                    self.touch(key, now, |elector| elector.handle_object(&new, now));
+                    self.touch(key, now, |elector| elector.handle_object(&new, origin, now));
                 }
             }
             Delta::Delete(old) => {
@@ -332,12 +355,13 @@ impl Driver {
         self.touch_all(now, |elector| elector.handle_watching(watching, now));
     }
 
-    fn stop(&mut self, now: Instant) {
+    /// Takes no more commands, and ends every elector's part in its election with `end`.
+    fn stop(&mut self, now: Instant, end: impl Fn(&mut Elector)) {
         if self.stop_by.is_none() {
             self.stop_by = Some(now + RELEASE_BUDGET + FLUSH_BUDGET);
             self.touch_all(now, |elector| {
                 if !elector.is_idle() {
-                    elector.handle_retire(false, now);
+                    end(elector);
                 }
             });
         }

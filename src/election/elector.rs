@@ -11,6 +11,8 @@
 //!     written, given up, or not ours: Retired
 //! ```
 //!
+//! Abandoned, it is idle at once and writes nothing.
+//!
 //! In: observed objects, outcomes of calls, commands, time. Out: at most one [`Call`] in flight,
 //! and events. What it holds to:
 //!
@@ -45,13 +47,15 @@ use plan::Purpose;
 pub use super::call::{Call, Outcome};
 use super::{
     Acquisition, Holder, Loss, Timings,
-    view::{Change, View},
+    view::{Change, Origin, View},
 };
 
 /// How long a release may be tried. Short enough for an orderly stop within two seconds when the server does not answer, on a busy
 /// machine too.
 pub const RELEASE_BUDGET: Duration = Duration::from_millis(1_200);
 const RELEASE_RETRY: Duration = Duration::from_millis(100);
+/// Conflicts in a row that are looked into without a pause; races of two or three end sooner.
+const QUICK_CONFLICTS: u32 = 3;
 
 /// What the driver passes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,7 +90,7 @@ enum Role {
 struct Pending {
     started: Instant,
     purpose: Purpose,
-    /// What a write is conditional on.
+    /// What the view showed when the call began; a write is conditional on it.
     base: Option<Arc<Lease>>,
 }
 
@@ -104,6 +108,8 @@ pub struct Elector {
     confirmed: Option<Instant>,
     /// The last write lost against a state that we have not seen yet.
     outdated: bool,
+    /// Writes that lost since the last that succeeded.
+    conflicts: u32,
     next_write: Instant,
     next_read: Instant,
     /// What was last told, if anything: nobody, or who.
@@ -126,6 +132,7 @@ impl Elector {
             watching,
             confirmed: None,
             outdated: false,
+            conflicts: 0,
             next_write: now,
             next_read: now,
             told: None,
@@ -203,6 +210,16 @@ impl Elector {
         self.settle(now);
     }
 
+    /// Nobody will say any more that what the Lease protects was withdrawn: a hold is left to its
+    /// time, without a write. A release that was ordered goes on, and nothing follows it.
+    pub fn handle_abandon(&mut self, now: Instant) {
+        match &mut self.role {
+            Role::Releasing { again, .. } => *again = None,
+            Role::Idle | Role::Following { .. } | Role::Leading { .. } => self.role = Role::Idle,
+        }
+        self.settle(now);
+    }
+
     /// The watch came up or went down.
     pub fn handle_watching(&mut self, watching: bool, now: Instant) {
         if self.watching != watching {
@@ -213,8 +230,8 @@ impl Elector {
     }
 
     /// The watch delivered this object.
-    pub fn handle_object(&mut self, object: &Arc<Lease>, now: Instant) {
-        self.observe(object, now);
+    pub fn handle_object(&mut self, object: &Arc<Lease>, origin: Origin, now: Instant) {
+        self.observe(object, origin, now);
         self.settle(now);
     }
 
@@ -274,10 +291,8 @@ impl Elector {
             return None;
         }
         let call = self.call(&purpose, wall)?;
-        let base = match &call {
-            Call::Replace { base, .. } | Call::Delete { base } => Some(Arc::clone(base)),
-            Call::Get | Call::Create { .. } => None,
-        };
+        let seen = self.view.present();
+        let base = seen.map(|seen| Arc::clone(&seen.object));
         self.pending = Some(Pending {
             started: now,
             purpose,
@@ -326,8 +341,14 @@ impl Elector {
     }
 
     fn handle_answer(&mut self, pending: &Pending, object: &Arc<Lease>, now: Instant, jitter: f64) {
-        self.observe(object, now);
+        // A read that began with what is known still is later than it.
+        let later = pending.purpose == Purpose::Read && self.view.is_still(pending.base.as_deref());
+        let origin = if later { Origin::Later } else { Origin::Any };
+        self.observe(object, origin, now);
         self.handle_read(pending, now, jitter);
+        if pending.purpose != Purpose::Read {
+            self.conflicts = 0;
+        }
         let Purpose::Hold(how) = &pending.purpose else {
             return;
         };
@@ -362,9 +383,17 @@ impl Elector {
     }
 
     fn handle_conflict(&mut self, pending: &Pending, now: Instant, jitter: f64) {
+        self.conflicts = self.conflicts.saturating_add(1);
+        let least = if self.conflicts <= QUICK_CONFLICTS {
+            Duration::ZERO
+        } else if matches!(self.role, Role::Releasing { .. }) {
+            RELEASE_RETRY
+        } else {
+            self.timings.retry_period
+        };
         if !self.view.is_still(pending.base.as_deref()) {
             // The watch was faster: the winner's state is what we see.
-            self.next_write = now;
+            self.next_write = now + least;
             return;
         }
         self.outdated = true;
@@ -373,7 +402,7 @@ impl Elector {
         let patience = if self.watching && !self.is_urgent() {
             self.timings.retry_period.mul_f64(1.0 + jitter)
         } else {
-            Duration::ZERO
+            least
         };
         self.next_read = now + patience;
     }
@@ -403,8 +432,8 @@ impl Elector {
         self.next_read = self.next_write;
     }
 
-    fn observe(&mut self, object: &Arc<Lease>, now: Instant) {
-        match self.view.observe(object, now) {
+    fn observe(&mut self, object: &Arc<Lease>, origin: Origin, now: Instant) {
+        match self.view.observe(object, origin, now) {
             Change::Stale => return,
             Change::None => {}
             Change::Version => self.outdated = false,

@@ -46,6 +46,16 @@ pub struct Observed {
     free: Instant,
 }
 
+/// What is known of the moment at which the server said so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// Nothing: it may be an echo from before what is known.
+    Any,
+    /// It is later than what is known, even with a lower version: the server's state was restored
+    /// from a backup.
+    Later,
+}
+
 /// What an observation was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
@@ -66,11 +76,13 @@ impl View {
         }
     }
 
-    pub fn observe(&mut self, object: &Arc<Lease>, now: Instant) -> Change {
+    pub fn observe(&mut self, object: &Arc<Lease>, origin: Origin, now: Instant) -> Change {
         let record = LeaseRecord::from(object.as_ref());
         let taken_until = self.taken_until();
         let (change, renewed, before) = match &mut self.state {
-            State::Present(seen) if is_older(object, &seen.object) => return Change::Stale,
+            State::Present(seen) if origin == Origin::Any && is_older(object, &seen.object) => {
+                return Change::Stale;
+            }
             State::Present(seen) if seen.record == record => {
                 let same = same_version(object, &seen.object);
                 seen.object = Arc::clone(object);
@@ -224,7 +236,7 @@ impl View {
 
 /// `new` is an echo from before `known`. Versions of one server are numbers that grow, across
 /// objects too; where they are not, what comes later counts as newer.
-fn is_older(new: &Lease, known: &Lease) -> bool {
+pub fn is_older(new: &Lease, known: &Lease) -> bool {
     let number = |lease: &Lease| {
         lease
             .metadata

@@ -70,6 +70,9 @@ pub struct ContestWish {
 pub fn desired(model: &Model, now: Instant) -> Option<Desired> {
     let mut desired = Desired::default();
     if model.stopping {
+        // What could not be removed is tried again within the budget.
+        desired.wake = model.observed.failures.values().map(|f| f.retry_at).min();
+        desired.wake = desired.wake.filter(|at| *at > now);
         return Some(desired);
     }
     if !model.missing.is_empty() || model.doubt.is_some() {
@@ -89,7 +92,9 @@ pub fn desired(model: &Model, now: Instant) -> Option<Desired> {
             &model.nodes,
             &model.config.node_name,
         ),
-        ground: Ground::new(&model.observed.links),
+        ground: Ground::new(&model.observed.links, |key| {
+            model.observed.own.contains_key(key)
+        }),
         identity: format!("{}{IDENTITY_SUFFIX}", model.config.node_name),
         own: own_addresses(model),
         node_of: node_addresses(model),
@@ -155,8 +160,11 @@ impl Decision<'_> {
             }
             let wish = match &state.selection.request {
                 Some(request) => self.status(request, desired, service),
-                None => (state.served.vip_host.as_deref() == Some(&config.node_name))
-                    .then_some(StatusWish::Clear),
+                // Only what this process served, and nobody took over: kube-vip on this node writes the
+                // same name, and repairs nothing.
+                None => (state.served.vip_host.as_deref() == Some(&config.node_name)
+                    && self.model.observed.served.contains(service))
+                .then_some(StatusWish::Clear),
             };
             if let Some(wish) = wish.filter(|_| !config.disable_service_updates) {
                 desired.statuses.insert(service.clone(), wish);

@@ -4,36 +4,128 @@
 //! defines it. An endpoint that is not ready but still serves (it is terminating) counts only where
 //! the whole cluster has no ready one.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 use super::selection::ServiceKey;
 use crate::k8s::names;
 
-/// The nodes of one slice's endpoints.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+/// A node's name, one allocation for a Service.
+type NodeName = Arc<str>;
+
+/// Endpoints of one condition in one slice.
+#[derive(Debug, Default)]
+struct Share {
+    nodes: BTreeSet<NodeName>,
+    /// There are some, if only without a node: they count for "any", for no node.
+    anywhere: bool,
+}
+
+impl Share {
+    fn add(&mut self, node: Option<&str>, known: &Tally) {
+        self.anywhere = true;
+        if let Some(node) = node.filter(|node| !self.nodes.contains(*node)) {
+            self.nodes.insert(known.name(node));
+        }
+    }
+}
+
+/// Endpoints of one condition in all slices of a Service.
+#[derive(Debug, Default)]
+struct Tally {
+    nodes: BTreeSet<NodeName>,
+    /// In how many slices a node is named.
+    slices_of: BTreeMap<NodeName, usize>,
+    /// Slices with any endpoint.
+    slices: usize,
+    /// Names looked at, ever.
+    #[cfg(test)]
+    work: usize,
+}
+
+impl Tally {
+    const NONE: Self = Self {
+        nodes: BTreeSet::new(),
+        slices_of: BTreeMap::new(),
+        slices: 0,
+        #[cfg(test)]
+        work: 0,
+    };
+
+    fn name(&self, node: &str) -> NodeName {
+        let known = self.nodes.get(node);
+        known.map_or_else(|| node.into(), Arc::clone)
+    }
+
+    /// Puts what a slice says now in the place of what it said. Returns whether that shows: a node
+    /// appears or goes, or the first endpoint or the last.
+    fn replace(&mut self, old: &Share, new: &Share) -> bool {
+        #[cfg(test)]
+        {
+            self.work += old.nodes.len() + new.nodes.len();
+        }
+        let mut changed = false;
+        for node in new.nodes.difference(&old.nodes) {
+            *self.slices_of.entry(Arc::clone(node)).or_default() += 1;
+            changed |= self.nodes.insert(Arc::clone(node));
+        }
+        for node in old.nodes.difference(&new.nodes) {
+            let Some(count) = self.slices_of.get_mut(node) else {
+                continue;
+            };
+            *count -= 1;
+            if *count == 0 {
+                self.slices_of.remove(node);
+                changed |= self.nodes.remove(node);
+            }
+        }
+        let before = self.slices > 0;
+        self.slices = self.slices + usize::from(new.anywhere) - usize::from(old.anywhere);
+        changed || before != (self.slices > 0)
+    }
+}
+
+/// What one slice says.
+#[derive(Debug, Default)]
 struct SliceFacts {
-    ready: BTreeSet<String>,
-    serving: BTreeSet<String>,
-    /// Endpoints without a node: they count for "any", for no node.
-    ready_anywhere: bool,
-    serving_anywhere: bool,
+    ready: Share,
+    serving: Share,
+}
+
+impl SliceFacts {
+    fn of(slice: &EndpointSlice, known: &EndpointFacts) -> Self {
+        let mut facts = Self::default();
+        for endpoint in slice.endpoints.iter().filter(|e| !e.addresses.is_empty()) {
+            let conditions = endpoint.conditions.as_ref();
+            let ready = conditions.and_then(|c| c.ready).unwrap_or(true);
+            let serving = conditions.and_then(|c| c.serving).unwrap_or(ready);
+            let node = endpoint.node_name.as_deref();
+            if ready {
+                facts.ready.add(node, &known.ready);
+            }
+            if serving {
+                facts.serving.add(node, &known.serving);
+            }
+        }
+        facts
+    }
 }
 
 /// The nodes of all endpoints of one Service.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Default)]
 pub struct EndpointFacts {
-    ready: BTreeSet<String>,
-    serving: BTreeSet<String>,
-    any_ready: bool,
-    any_serving: bool,
+    ready: Tally,
+    serving: Tally,
 }
 
 impl EndpointFacts {
     /// The Service has an endpoint that takes traffic, on whatever node.
     pub fn any(&self) -> bool {
-        self.any_ready || self.any_serving
+        self.ready.slices > 0 || self.serving.slices > 0
     }
 
     /// A node whose own endpoints take traffic: ready ones, or, where the cluster has no ready one,
@@ -43,32 +135,44 @@ impl EndpointFacts {
     }
 
     /// The nodes for which [`Self::on`] holds.
-    pub fn nodes(&self) -> &BTreeSet<String> {
-        if self.any_ready {
-            &self.ready
+    pub fn nodes(&self) -> &BTreeSet<Arc<str>> {
+        if self.ready.slices > 0 {
+            &self.ready.nodes
         } else {
-            &self.serving
+            &self.serving.nodes
         }
+    }
+
+    fn replace(&mut self, old: &SliceFacts, new: &SliceFacts) -> bool {
+        let ready = self.ready.replace(&old.ready, &new.ready);
+        self.serving.replace(&old.serving, &new.serving) || ready
     }
 }
 
-/// Every slice that was seen, by Service.
+/// The slices of one Service, and their sum.
+#[derive(Debug, Default)]
+struct ServiceEndpoints {
+    slices: BTreeMap<String, SliceFacts>,
+    facts: EndpointFacts,
+}
+
+/// Every slice that was seen, by Service. A change costs as much as the slice is long, however many
+/// slices its Service has.
 #[derive(Debug, Default)]
 pub struct Endpoints {
-    slices: BTreeMap<ServiceKey, BTreeMap<String, SliceFacts>>,
-    facts: BTreeMap<ServiceKey, EndpointFacts>,
+    services: BTreeMap<ServiceKey, ServiceEndpoints>,
 }
 
 impl Endpoints {
     /// Of a Service without slices: nothing.
     pub fn of(&self, service: &ServiceKey) -> &EndpointFacts {
         static NONE: EndpointFacts = EndpointFacts {
-            ready: BTreeSet::new(),
-            serving: BTreeSet::new(),
-            any_ready: false,
-            any_serving: false,
+            ready: Tally::NONE,
+            serving: Tally::NONE,
         };
-        self.facts.get(service).unwrap_or(&NONE)
+        self.services
+            .get(service)
+            .map_or(&NONE, |service| &service.facts)
     }
 
     /// Takes a new or changed slice, and its former state, because a slice may move to another
@@ -81,11 +185,12 @@ impl Endpoints {
         let (Some(key), Some(name)) = (key, slice.metadata.name.clone()) else {
             return moved;
         };
-        self.slices
-            .entry(key.clone())
-            .or_default()
-            .insert(name, slice_facts(slice));
-        self.refresh(&key) || moved
+        let service = self.services.entry(key).or_default();
+        let said = service.slices.entry(name).or_default();
+        let says = SliceFacts::of(slice, &service.facts);
+        let changed = service.facts.replace(said, &says);
+        *said = says;
+        changed || moved
     }
 
     /// Forgets a slice. Returns whether its Service's facts changed.
@@ -93,29 +198,17 @@ impl Endpoints {
         let (Some(key), Some(name)) = (service_of(slice), &slice.metadata.name) else {
             return false;
         };
-        if let Some(slices) = self.slices.get_mut(&key) {
-            slices.remove(name);
-            if slices.is_empty() {
-                self.slices.remove(&key);
-            }
-        }
-        self.refresh(&key)
-    }
-
-    fn refresh(&mut self, key: &ServiceKey) -> bool {
-        let mut facts = EndpointFacts::default();
-        for slice in self.slices.get(key).into_iter().flat_map(BTreeMap::values) {
-            facts.ready.extend(slice.ready.iter().cloned());
-            facts.serving.extend(slice.serving.iter().cloned());
-            facts.any_ready |= slice.ready_anywhere;
-            facts.any_serving |= slice.serving_anywhere;
-        }
-        let before = if self.slices.contains_key(key) {
-            self.facts.insert(key.clone(), facts.clone())
-        } else {
-            self.facts.remove(key)
+        let Some(service) = self.services.get_mut(&key) else {
+            return false;
         };
-        before.unwrap_or_default() != facts
+        let Some(said) = service.slices.remove(name) else {
+            return false;
+        };
+        let changed = service.facts.replace(&said, &SliceFacts::default());
+        if service.slices.is_empty() {
+            self.services.remove(&key);
+        }
+        changed
     }
 }
 
@@ -126,24 +219,6 @@ fn service_of(slice: &EndpointSlice) -> Option<ServiceKey> {
         .as_ref()?
         .get(names::label::SERVICE_NAME)?;
     Some(ServiceKey::new(slice.metadata.namespace.as_deref()?, name))
-}
-
-fn slice_facts(slice: &EndpointSlice) -> SliceFacts {
-    let mut facts = SliceFacts::default();
-    for endpoint in slice.endpoints.iter().filter(|e| !e.addresses.is_empty()) {
-        let conditions = endpoint.conditions.as_ref();
-        let ready = conditions.and_then(|c| c.ready).unwrap_or(true);
-        let serving = conditions.and_then(|c| c.serving).unwrap_or(ready);
-        if ready {
-            facts.ready_anywhere = true;
-            facts.ready.extend(endpoint.node_name.clone());
-        }
-        if serving {
-            facts.serving_anywhere = true;
-            facts.serving.extend(endpoint.node_name.clone());
-        }
-    }
-    facts
 }
 
 #[cfg(test)]
@@ -196,7 +271,8 @@ mod tests {
         for slice in slices {
             endpoints.upsert(None, slice);
         }
-        endpoints.of(&web()).nodes().iter().cloned().collect()
+        let nodes = endpoints.of(&web()).nodes();
+        nodes.iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -271,5 +347,85 @@ mod tests {
         endpoints.upsert(None, &one);
         let facts = endpoints.of(&web());
         assert!(facts.any() && facts.nodes().is_empty());
+    }
+
+    #[test]
+    fn a_change_costs_what_its_slice_is_long_however_many_slices_there_are() {
+        const SLICES: usize = 3_000;
+        let nodes: Vec<String> = (0..1_000).map(|n| format!("node{n}")).collect();
+        let endpoints_of = |n: usize| {
+            let node = |offset: usize| (nodes[(n * 100 + offset) % 1_000].as_str(), READY);
+            (0..100).map(node).collect::<Vec<_>>()
+        };
+        let mut endpoints = Endpoints::default();
+        let slices: Vec<_> = (0..SLICES)
+            .map(|n| slice(&format!("s{n}"), "web", &endpoints_of(n)))
+            .collect();
+        let changes = slices.iter().map(|slice| endpoints.upsert(None, slice));
+        assert_eq!(changes.filter(|changed| *changed).count(), 10);
+
+        let work = |endpoints: &Endpoints| endpoints.of(&web()).ready.work;
+        let before = work(&endpoints);
+        let mut fewer = slices[7].clone();
+        fewer.endpoints.truncate(99);
+        assert!(!endpoints.upsert(Some(&slices[7]), &fewer));
+        assert_eq!(work(&endpoints) - before, 199);
+        let before = work(&endpoints);
+        assert!(!endpoints.remove(&fewer));
+        assert_eq!(work(&endpoints) - before, 99);
+
+        // Each node's name exists once for all slices.
+        let name = endpoints.of(&web()).nodes().first().unwrap();
+        assert!(Arc::strong_count(name) > SLICES / 20);
+        for slice in &slices {
+            endpoints.remove(slice);
+        }
+        assert!(!endpoints.of(&web()).any() && endpoints.services.is_empty());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn counting_differences_says_the_same_as_adding_up_all_slices(
+            steps in proptest::collection::vec(
+                (0..4_usize, proptest::option::of(proptest::collection::vec((0..3_usize, 0..4_usize), 0..4))),
+                0..40,
+            )
+        ) {
+            let mut endpoints = Endpoints::default();
+            let mut slices: BTreeMap<usize, EndpointSlice> = BTreeMap::new();
+            let show = |endpoints: &Endpoints| {
+                let facts = endpoints.of(&web());
+                (
+                    [&facts.ready, &facts.serving].map(|t| (t.nodes.clone(), t.slices > 0)),
+                    facts.any(),
+                )
+            };
+            for (number, content) in steps {
+                let before = show(&endpoints);
+                let old = slices.remove(&number);
+                let changed = match content {
+                    Some(content) => {
+                        let listed: Vec<_> = content
+                            .into_iter()
+                            .map(|(node, kind)| {
+                                (["a", "b", "c"][node], [READY, TERMINATING, UNREADY, UNSET][kind])
+                            })
+                            .collect();
+                        let new = slice(&format!("s{number}"), "web", &listed);
+                        let changed = endpoints.upsert(old.as_ref(), &new);
+                        slices.insert(number, new);
+                        changed
+                    }
+                    None => old.is_some_and(|old| endpoints.remove(&old)),
+                };
+                let after = show(&endpoints);
+                proptest::prop_assert_eq!(changed, before != after);
+                let mut afresh = Endpoints::default();
+                for slice in slices.values() {
+                    afresh.upsert(None, slice);
+                }
+                proptest::prop_assert_eq!(after, show(&afresh));
+            }
+        }
     }
 }

@@ -34,6 +34,8 @@ pub enum Outcome {
     /// Status and annotations of a Service written.
     Written {
         service: ServiceKey,
+        /// Of the object that was meant; there may be another by that name now.
+        uid: String,
         result: Result<(), k8s::Error>,
     },
 }

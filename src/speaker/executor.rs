@@ -97,13 +97,13 @@ impl Executor {
 
     /// Starts the actions, in order. Returns those that were handed over.
     pub fn execute(&mut self, actions: Vec<Action>) -> Vec<Action> {
-        let mut batch = KernelBatch::default();
+        let mut batch = KernelBatch::new(clock::now());
         let mut started = Vec::with_capacity(actions.len());
         let mut kernel_actions = Vec::new();
         for action in actions {
             match &action {
                 Action::Remove(key) => batch.remove.push(*key),
-                Action::Add(address, _) => batch.ensure.push(*address),
+                Action::Add(address, _) => batch.add.push(*address),
                 _ => {
                     if self.start(&action) {
                         started.push(action);
@@ -113,7 +113,7 @@ impl Executor {
             }
             kernel_actions.push(action);
         }
-        if !kernel_actions.is_empty() && self.kernel.hand_over(batch, clock::now()) {
+        if !kernel_actions.is_empty() && self.kernel.hand_over(batch) {
             started.append(&mut kernel_actions);
         }
         started
@@ -128,10 +128,10 @@ impl Executor {
     /// Renews the lifetime of addresses that stand.
     pub fn refresh(&mut self, addresses: Vec<VipAddress>) {
         let batch = KernelBatch {
-            remove: Vec::new(),
-            ensure: addresses,
+            renew: addresses,
+            ..KernelBatch::new(clock::now())
         };
-        if !self.kernel.hand_over(batch, clock::now()) {
+        if !self.kernel.hand_over(batch) {
             tracing::error!("the kernel task does not keep up; VIP lifetimes were not renewed");
         }
     }
@@ -273,7 +273,11 @@ impl Executor {
             let result = write(&client, &service, &uid, patch).await;
             // The loop that would hear it has ended: nothing is left to tell.
             let _ = events
-                .send(Event::Outcome(Outcome::Written { service, result }))
+                .send(Event::Outcome(Outcome::Written {
+                    service,
+                    uid,
+                    result,
+                }))
                 .await;
         });
     }
@@ -304,8 +308,9 @@ impl Executor {
     }
 }
 
-/// Annotations first: who sees the status may already want to know whose it is. Both patches name the
-/// object's UID, so that they never reach a Service that was made anew under the same name.
+/// Annotations first: who sees the status may already want to know whose it is; last where the status
+/// is cleared. Both patches name the object's UID, so that they never reach a Service that was made
+/// anew under the same name.
 async fn write(
     client: &Client,
     service: &ServiceKey,
@@ -313,15 +318,24 @@ async fn write(
     patch: Patch,
 ) -> Result<(), k8s::Error> {
     let (namespace, name) = (&service.namespace, &service.name);
-    if let Some(body) = patch.metadata {
-        let body = of_this_object(body, uid);
-        service_api::patch_annotations(client, namespace, name, body, None).await?;
-    }
+    let annotate = async |body: Option<Value>| match body {
+        Some(body) => {
+            let body = of_this_object(body, uid);
+            service_api::patch_annotations(client, namespace, name, body, None).await
+        }
+        None => Ok(()),
+    };
+    let (first, last) = if patch.clears {
+        (None, patch.metadata)
+    } else {
+        (patch.metadata, None)
+    };
+    annotate(first).await?;
     if let Some(body) = patch.status {
         let body = of_this_object(body, uid);
         service_api::patch_status(client, namespace, name, body, None).await?;
     }
-    Ok(())
+    annotate(last).await
 }
 
 fn of_this_object(mut patch: Value, uid: &str) -> Value {

@@ -14,6 +14,7 @@ use super::selection::{ServiceKey, VipRequest};
 use crate::{
     config::{ElectionScope, SpeakerConfig},
     election::LeaseKey,
+    k8s::names,
 };
 
 /// Services with one owner.
@@ -38,7 +39,7 @@ pub fn global_lease(config: &SpeakerConfig) -> LeaseKey {
 pub fn service_lease(service: &ServiceKey) -> LeaseKey {
     LeaseKey {
         namespace: service.namespace.to_string(),
-        name: format!("kubevip-{}", service.name),
+        name: format!("{}{}", names::kube_vip::LEASE_PREFIX, service.name),
     }
 }
 
@@ -99,7 +100,8 @@ fn in_global_election(request: &VipRequest, config: &SpeakerConfig) -> bool {
         && !(config.election_on_demand && request.own_election)
 }
 
-fn named_lease(request: &VipRequest) -> Option<LeaseKey> {
+/// The Lease that a Service names by `kube-vip.io/leaseName`.
+pub fn named_lease(request: &VipRequest) -> Option<LeaseKey> {
     request.lease.as_ref().map(|lease| LeaseKey {
         namespace: lease.namespace.clone(),
         name: lease.name.clone(),

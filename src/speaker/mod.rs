@@ -4,7 +4,7 @@
 //! | file | decides or does |
 //! | --- | --- |
 //! | `selection` | which Services are ours and what they ask for |
-//! | `endpoints`, `nodes` | what EndpointSlices and Nodes say |
+//! | `endpoints`, `nodes`, `prune` | what EndpointSlices and Nodes say, and what of it is kept |
 //! | `groups`, `candidates` | which Services share an owner, and who may own |
 //! | `placement` | link of a VIP; addresses that may be none |
 //! | `wire` | whether a VIP may go on the link yet |
@@ -31,6 +31,7 @@ pub mod nodes;
 pub mod observed;
 pub mod placement;
 pub mod plan;
+mod prune;
 
 mod run;
 pub mod selection;
@@ -157,10 +158,31 @@ fn watch_objects(
     let namespace = config.service_namespace.as_deref();
     let client = client.clone();
     let services = namespaced(client.clone(), namespace);
-    observe::<Service, _>(process, "services", services, events, Event::Service);
+    observe::<Service, _>(
+        process,
+        "services",
+        services,
+        prune::service,
+        events,
+        Event::Service,
+    );
     let slices = namespaced(client.clone(), namespace);
-    observe::<EndpointSlice, _>(process, "endpointslices", slices, events, Event::Slice);
-    observe::<Node, _>(process, "nodes", Api::all(client), events, Event::Node);
+    observe::<EndpointSlice, _>(
+        process,
+        "endpointslices",
+        slices,
+        prune::slice,
+        events,
+        Event::Slice,
+    );
+    observe::<Node, _>(
+        process,
+        "nodes",
+        Api::all(client),
+        prune::node,
+        events,
+        Event::Node,
+    );
 }
 
 fn namespaced<K>(client: Client, namespace: Option<&str>) -> Api<DeserializeGuard<K>>
@@ -177,6 +199,7 @@ fn observe<K, W>(
     process: &Process,
     name: &'static str,
     api: Api<DeserializeGuard<K>>,
+    prune: fn(&mut K),
     events: &mpsc::Sender<Event>,
     wrap: W,
 ) where
@@ -189,7 +212,7 @@ fn observe<K, W>(
     let shutdown = process.shutdown.clone();
     process.tasks.spawn(name, async move {
         tokio::select! {
-            () = informer::run(api, Selection::default(), |_| {}, out, wrap, status) => {}
+            () = informer::run(api, Selection::default(), prune, out, wrap, status) => {}
             never = informer::report(seen, check) => match never {},
             () = shutdown.requested() => {}
         }

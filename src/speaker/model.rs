@@ -19,7 +19,7 @@ use super::{
     nodes::NodeFacts,
     observed::{Failure, Observed, Phase, ToldFact},
     selection::{Selection, ServiceKey, select},
-    status::Served,
+    status::{Served, StatusWish},
     wire::{Answer, Wire},
 };
 use crate::{
@@ -124,6 +124,10 @@ impl Model {
             Delta::Delete(old) => {
                 let key = ServiceKey::of(&old);
                 self.observed.writes.remove(&key);
+                // Another Service of this name is told anew.
+                self.observed
+                    .facts
+                    .retain(|(service, ..), _| *service != key);
                 self.services.remove(&key).is_some()
             }
             Delta::Synced => self.missing.remove(&Source::Services),
@@ -186,6 +190,9 @@ impl Model {
             }
             Notice::Retired { lease } => {
                 contests.remove(&lease);
+                if !self.observed.holders.contains_key(&lease) {
+                    self.observed.known.remove(&lease);
+                }
             }
             Notice::Seen { lease, holder } => {
                 self.observed.known.insert(lease.clone());
@@ -259,9 +266,17 @@ impl Model {
                 }
                 true
             }
-            Outcome::Written { service, result } => {
-                self.observed.written(&service, &result, now);
-                true
+            Outcome::Written {
+                service,
+                uid,
+                result,
+            } => {
+                // The end of a write to a predecessor says nothing about the write to its successor.
+                let current = self.services.get(&service).is_some_and(|s| s.uid == uid);
+                if current {
+                    self.observed.written(&service, &result, now);
+                }
+                current
             }
         }
     }
@@ -287,7 +302,18 @@ impl Model {
                 lease.clone_from(&vip.lease);
             }
         }
-        let facts = &mut self.observed.facts;
+        self.note_served(desired);
+        let placed: BTreeSet<AddressKey> = desired.vips.values().map(|v| v.address.key).collect();
+        let observed = &mut self.observed;
+        // A failure is remembered while its VIP is asked for, a place for it is looked for, or the
+        // address must still go.
+        observed.failures.retain(|key, _| {
+            placed.contains(key)
+                || desired.lease_of.contains_key(&key.address)
+                || observed.own.contains_key(key)
+                || observed.links.addresses.get(key).is_some_and(|a| a.marked)
+        });
+        let facts = &mut observed.facts;
         facts.retain(|key, _| desired.facts.contains_key(key));
         for key in desired.facts.keys() {
             facts.entry(key.clone()).or_insert(ToldFact {
@@ -295,6 +321,22 @@ impl Model {
                 told: false,
             });
         }
+    }
+
+    /// Services whose status is ours to clear one day.
+    fn note_served(&mut self, desired: &Desired) {
+        for (service, wish) in &desired.statuses {
+            if matches!(wish, StatusWish::Serve { .. }) {
+                self.observed.served.insert(service.clone());
+            }
+        }
+        let (services, here) = (&self.services, &self.config.node_name);
+        self.observed.served.retain(|service| {
+            services.get(service).is_some_and(|state| {
+                desired.statuses.contains_key(service)
+                    || state.served.vip_host.as_ref() == Some(here)
+            })
+        });
     }
 
     /// The key of a VIP as it is on the link, if it is ours and usable there.

@@ -142,6 +142,8 @@ pub struct Observed {
     pub writes: BTreeMap<ServiceKey, Write>,
     /// Facts that hold: since when, and whether they were told.
     pub facts: BTreeMap<FactKey, ToldFact>,
+    /// Services that this process served, until their status is cleared.
+    pub served: BTreeSet<ServiceKey>,
     /// Who last claimed a VIP that stands here, and when.
     pub rivals: BTreeMap<(LinkIndex, IpAddr), (Answer, Instant)>,
 }
@@ -336,6 +338,10 @@ impl Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::speaker::{
+        event::{Event, Outcome},
+        testing::World,
+    };
 
     #[test]
     fn a_server_that_asks_for_patience_gets_it_and_no_more_than_the_longest_pause() {
@@ -347,5 +353,27 @@ mod tests {
         assert!(write.allows(&StatusWish::Clear, at(4)));
         write.end(true, Duration::from_secs(3_600), start);
         assert!(write.allows(&StatusWish::Clear, at(30)));
+    }
+
+    #[test]
+    fn the_end_of_a_write_to_a_deleted_service_does_not_end_that_to_its_successor() {
+        let mut world = World::new();
+        world.serve("web", "10.0.0.100");
+        let service = ServiceKey::new("shop", "web");
+        let start = world.now;
+        let write = Write::start(None, StatusWish::Clear, start);
+        world.model.observed.writes.insert(service.clone(), write);
+        let mut written = |uid: &str| {
+            let (service, uid) = (service.clone(), uid.to_owned());
+            let result = Ok(());
+            world.apply(Event::Outcome(Outcome::Written {
+                service: service.clone(),
+                uid,
+                result,
+            }));
+            !world.model.observed.writes[&service].in_flight
+        };
+        assert!(!written("uid of its predecessor"));
+        assert!(written("uid-web"));
     }
 }

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use crate::{
     config::{InterfaceChoice, PrefixLength, SpeakerConfig},
-    net::link::{Link, LinkAddress, LinkIndex, Snapshot},
+    net::link::{AddressKey, Link, LinkAddress, LinkIndex, Snapshot},
 };
 
 /// This node's links, and the addresses on them that are its own: no VIP of ours among them. Made once
@@ -18,8 +18,10 @@ pub struct Ground<'a> {
 }
 
 impl<'a> Ground<'a> {
-    pub fn new(links: &'a Snapshot) -> Self {
-        let own = links.addresses.values().filter(|a| !a.marked).collect();
+    /// `put`: addresses that this process put on a link; kernels before 5.18 do not keep their mark.
+    pub fn new(links: &'a Snapshot, put: impl Fn(&AddressKey) -> bool) -> Self {
+        let addresses = links.addresses.values();
+        let own = addresses.filter(|a| !a.marked && !put(&a.key())).collect();
         Self { links, own }
     }
 

@@ -13,6 +13,8 @@
 //! watch. A loop that stood still (a stopped process, a paused machine) does nothing before the
 //! election has said what was lost meanwhile: else it would put back what the kernel has ended.
 
+mod turn;
+
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
@@ -31,16 +33,10 @@ use crate::runtime::{
     health::{Beat, Check},
     shutdown::Shutdown,
 };
+use turn::{Turn, fence};
 
-/// Lifetimes are renewed this often, and the loop proves that it lives.
-const REFRESH: Duration = Duration::from_secs(1);
-/// Elections whose loop was silent for so long may have lost every Lease without saying so. With the
-/// addresses' lifetime it is less than the time for which others respect our last renewal.
-const FENCE: Duration = Duration::from_secs(4);
 /// Everything must be withdrawn within this time after the stop.
 const STOP_BUDGET: Duration = Duration::from_millis(1_800);
-/// The loop turns every second; after so long it stood still.
-const STANDSTILL: Duration = Duration::from_secs(2);
 /// Without an answer of the kernel for so long, the loop proves its life no more.
 const KERNEL_LIMIT: Duration = Duration::from_secs(5);
 /// Events taken before a decision, at most: a flood must not keep the loop from deciding.
@@ -62,28 +58,17 @@ pub(super) struct Loop {
     pub ready: Check,
 }
 
-/// The last turn of the loop, and its questions after standstills.
-#[derive(Debug)]
-struct Turn {
-    last: Instant,
-    round: u64,
-    asked: bool,
-}
-
 impl Loop {
     /// Runs until `stop`, then withdraws everything within the budget.
     pub(super) async fn run(mut self, stop: Shutdown) {
         let mut desired = self.decide();
-        let mut refresh_at = clock::now() + REFRESH;
         let mut deadline = None;
-        let mut turn = Turn {
-            last: clock::now(),
-            round: 0,
-            asked: false,
-        };
+        let config = &self.model.config;
+        let fence = fence(&config.lease, config.address_lifetime);
+        let mut turn = Turn::new(clock::now(), fence);
         loop {
             let wake = desired.as_ref().and_then(|d| d.wake);
-            let next = wake.map_or(refresh_at, |wake| wake.min(refresh_at));
+            let next = wake.map_or(turn.refresh_at(), |wake| wake.min(turn.refresh_at()));
             let changed = tokio::select! {
                 event = self.events.recv() => match event {
                     Some(event) => self.take(event),
@@ -97,13 +82,13 @@ impl Loop {
                 }
             };
             let now = clock::now();
-            self.note_turn(&mut turn, now);
-            if changed || wake.is_some_and(|wake| wake <= now) {
+            // What was decided before a standstill holds no longer, whatever woke the loop.
+            let stood_still = self.note_turn(&mut turn, now);
+            if changed || stood_still || wake.is_some_and(|wake| wake <= now) {
                 desired = self.decide();
             }
-            if now >= refresh_at {
-                refresh_at = now + REFRESH;
-                self.heartbeat(desired.as_ref());
+            if turn.is_refresh_due(now) {
+                self.heartbeat(&mut turn, desired.as_ref());
             }
             if self.model.stopping && self.is_over(deadline, now) {
                 return;
@@ -111,24 +96,21 @@ impl Loop {
         }
     }
 
-    /// Notices a standstill and asks what it cost; otherwise proves that there was none.
-    fn note_turn(&mut self, turn: &mut Turn, now: Instant) {
-        let pause = now.saturating_duration_since(turn.last);
-        turn.last = now;
-        if pause > STANDSTILL {
+    /// Notices a standstill and asks what it cost; otherwise proves that there was none. Returns
+    /// whether there was one.
+    fn note_turn(&mut self, turn: &mut Turn, now: Instant) -> bool {
+        let pause = turn.note(&mut self.model, now);
+        if let Some(pause) = pause {
             tracing::warn!(
                 ?pause,
                 "stood still; asking the election what is still held"
             );
-            turn.round += 1;
-            turn.asked = false;
-            self.model.doubt = Some(turn.round);
         }
         if self.model.doubt.is_none() {
             self.proof.renew(now);
-        } else if !turn.asked {
-            turn.asked = self.executor.confirm(turn.round);
         }
+        turn.question(&self.model, |round| self.executor.confirm(round));
+        pause.is_some()
     }
 
     /// Takes this event and all that wait behind it.
@@ -169,7 +151,7 @@ impl Loop {
         last
     }
 
-    fn heartbeat(&mut self, desired: Option<&Desired>) {
+    fn heartbeat(&mut self, turn: &mut Turn, desired: Option<&Desired>) {
         // VIPs live by what the kernel task does: a speaker without it is as good as hung.
         let silence = self.executor.kernel_silence(clock::now());
         if silence > KERNEL_LIMIT {
@@ -178,18 +160,9 @@ impl Loop {
             self.beat.touch();
         }
         self.executor.reap();
-        let Some(desired) = desired else { return };
-        let silent = clock::now().saturating_duration_since(*self.elections.borrow());
-        if silent > FENCE {
-            // Who does not hear that it lost its Leases must not go on as if it had them.
-            tracing::error!(
-                ?silent,
-                "the elections do not turn; VIPs are left to their lifetimes"
-            );
-            return;
-        }
-        let addresses = self.model.refreshable(desired);
-        if !addresses.is_empty() && self.model.config.address_lifetime.is_some() {
+        let elections = *self.elections.borrow();
+        let addresses = turn.renewals(&self.model, desired, elections, clock::now());
+        if !addresses.is_empty() {
             self.executor.refresh(addresses);
         }
     }

@@ -262,6 +262,20 @@ fn request(
         .get(names::kube_vip::LEASE_NAME)
         .filter(|v| !v.is_empty())
         .map(|value| shared_lease(value, service.metadata.namespace.as_deref()));
+    if let Some(lease) = lease
+        .as_ref()
+        .filter(|lease| !may_name(lease, service, config))
+    {
+        facts.push(Fact::warning(
+            Reason::InvalidConfiguration,
+            format!(
+                "{} is {}/{}: it must be a Lease of the Service's own namespace, or the one for all \
+                 Services; the Service is not announced",
+                names::kube_vip::LEASE_NAME, lease.namespace, lease.name
+            ),
+        ));
+        return None;
+    }
     if lease.is_some() && local {
         // kube-vip leaves such a Service alone too: one Lease cannot follow the endpoints of several.
         facts.push(Fact::warning(
@@ -311,6 +325,27 @@ fn interface(value: &str) -> Option<InterfaceChoice> {
         "auto" => Some(InterfaceChoice::Auto),
         name => Some(InterfaceChoice::Named(name.to_owned())),
     }
+}
+
+/// Who may write a Service must not make every speaker contend for any Lease of the cluster.
+fn may_name(lease: &SharedLease, service: &Service, config: &SpeakerConfig) -> bool {
+    let global = &config.lease;
+    let is_global = lease.namespace == global.namespace && lease.name == global.name;
+    let is_own = service.metadata.namespace.as_deref() == Some(&lease.namespace);
+    is_object_name(&lease.name) && (is_own || is_global)
+}
+
+/// A DNS-1123 subdomain, which the names of objects are.
+fn is_object_name(name: &str) -> bool {
+    let part = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with('-')
+            && !part.ends_with('-')
+            && part
+                .chars()
+                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+    };
+    name.len() <= 253 && name.split('.').all(part)
 }
 
 /// `name` or `namespace/name`.

@@ -101,6 +101,8 @@ pub struct Patch {
     pub metadata: Option<Value>,
     /// Of the status subresource.
     pub status: Option<Value>,
+    /// The annotation goes last: while it is there, what is left of the status is known to be ours.
+    pub clears: bool,
 }
 
 /// Plans the writes for one Service.
@@ -122,7 +124,12 @@ pub fn patch(served: &Served, wish: &StatusWish) -> Patch {
         };
         json!({ "status": { "loadBalancer": { "ingress": entries } } })
     });
-    Patch { metadata, status }
+    let clears = matches!(wish, StatusWish::Clear) && status.is_some();
+    Patch {
+        metadata,
+        status,
+        clears,
+    }
 }
 
 #[cfg(test)]
@@ -158,7 +165,8 @@ mod tests {
                 metadata: Some(
                     json!({"metadata": {"annotations": {"kube-vip.io/vipHost": "node0"}}})
                 ),
-                status: None
+                status: None,
+                clears: false,
             }
         );
         let other_port = patch(&served("node0", vec![vip(81)]), &wish(80));

@@ -146,6 +146,8 @@ pub(crate) struct World {
     pub(crate) log: Vec<String>,
     /// Address operations fail.
     pub(crate) kernel_fails: bool,
+    /// This address is never taken.
+    pub(crate) kernel_refuses: Option<IpAddr>,
 }
 
 impl World {
@@ -160,6 +162,7 @@ impl World {
             now: crate::runtime::clock::now(),
             log: Vec::new(),
             kernel_fails: false,
+            kernel_refuses: None,
         };
         for (index, node) in ["node0", "node1", "node2"].iter().enumerate() {
             world.apply(Event::Node(upsert(node_object(node, index + 1, true))));
@@ -247,7 +250,13 @@ impl World {
         };
         match action {
             Action::Add(address, _) => {
-                let outcome = Outcome::Added(vec![(address.key, result())]);
+                let refused = self.kernel_refuses == Some(address.key.address);
+                let result = if refused {
+                    Err(crate::net::netlink::Error::Ipv6Disabled)
+                } else {
+                    result()
+                };
+                let outcome = Outcome::Added(vec![(address.key, result)]);
                 self.apply(Event::Outcome(outcome));
             }
             Action::Remove(key) => {
@@ -259,7 +268,9 @@ impl World {
                     lease: lease.clone(),
                 }));
             }
-            Action::Write { service, wish, .. } => {
+            Action::Write {
+                service, wish, uid, ..
+            } => {
                 let state = self
                     .model
                     .services
@@ -275,6 +286,7 @@ impl World {
                 };
                 let outcome = Outcome::Written {
                     service: service.clone(),
+                    uid: uid.clone(),
                     result: Ok(()),
                 };
                 self.apply(Event::Outcome(outcome));

@@ -46,6 +46,8 @@ pub struct Wire {
     state: State,
     /// Answered verdicts in a row, for the retry pause.
     answers: u32,
+    /// The last of them.
+    last: Option<Answer>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +80,7 @@ impl Wire {
             link,
             state: State::Asking(question),
             answers: 0,
+            last: None,
         }
     }
 
@@ -100,6 +103,11 @@ impl Wire {
         }
     }
 
+    /// Who answered last, until the address is found clear.
+    pub fn last_answer(&self) -> Option<Answer> {
+        self.last
+    }
+
     /// No verdict yet.
     pub fn is_asking(&self) -> bool {
         matches!(self.state, State::Asking(_))
@@ -114,6 +122,7 @@ impl Wire {
         if matches!(self.state, State::Asking(_)) {
             self.state = State::Clear { at: now };
             self.answers = 0;
+            self.last = None;
         }
     }
 
@@ -121,6 +130,7 @@ impl Wire {
         let after_waiting = matches!(self.state, State::Asking(Question::UntilSilent { .. }));
         if !matches!(self.state, State::Answered { .. }) {
             self.answers = self.answers.saturating_add(1);
+            self.last = Some(answer);
             self.state = State::Answered {
                 answer,
                 at: now,

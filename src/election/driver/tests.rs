@@ -1,9 +1,9 @@
-use k8s_openapi::api::coordination::v1::LeaseSpec;
+use k8s_openapi::{api::coordination::v1::LeaseSpec, jiff::SignedDuration};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    election::{Acquisition, Holder, Loss},
+    election::{Acquisition, Holder, Loss, elector::Outcome},
     k8s::dialogue::{self, Call as Request},
 };
 
@@ -172,6 +172,93 @@ async fn an_absent_lease_is_created_renewed_and_released_at_the_end() {
     assert_eq!(released["spec"]["leaseDurationSeconds"], 1);
     assert_eq!(bench.news().await, Notice::Retired { lease: key("l") });
     bench.driver.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_that_cannot_remove_an_address_does_not_release_its_lease() {
+    let mut bench = start(vec![lease("l", 1, ""), lease("m", 2, "")], 16).await;
+    for (name, version) in [("l", 3), ("m", 4)] {
+        bench.contend(name).await;
+        bench.accept("PUT", version).await;
+        assert!(matches!(bench.news().await, Notice::Acquired { .. }));
+    }
+    // The address under `m` is gone, that under `l` is not.
+    let retire = Command::Retire {
+        lease: key("m"),
+        delete: false,
+    };
+    bench.commands.send(retire).await.unwrap();
+    let Bench {
+        commands,
+        mut calls,
+        driver,
+        ..
+    } = bench;
+    drop(commands);
+    let release = calls.recv().await.unwrap();
+    assert_eq!(release.body["metadata"]["name"], "m");
+    assert_eq!(release.body["spec"]["holderIdentity"], "");
+    release.ok(&lease("m", 5, ""));
+    driver.await.unwrap();
+    assert!(
+        calls.try_recv().is_err(),
+        "nothing is written for the other"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_not_heard_any_more_releases_only_what_was_retired() {
+    let mut bench = start(vec![lease("m", 1, "")], 16).await;
+    bench.lead().await;
+    bench.contend("m").await;
+    bench.accept("PUT", 3).await;
+    assert!(matches!(bench.news().await, Notice::Acquired { .. }));
+    let Bench {
+        commands,
+        notices,
+        mut calls,
+        driver,
+        ..
+    } = bench;
+    drop(notices);
+    let confirm = Command::Confirm { round: 1 };
+    commands.send(confirm).await.unwrap();
+    let retire = Command::Retire {
+        lease: key("m"),
+        delete: false,
+    };
+    commands.send(retire).await.unwrap();
+    let release = calls.recv().await.unwrap();
+    assert_eq!(release.body["metadata"]["name"], "m");
+    release.ok(&lease("m", 5, ""));
+    driver.await.unwrap();
+    assert!(calls.try_recv().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_only_wall_time_shows_is_a_loss_once_others_may_have_taken_over() {
+    let (client, _server) = dialogue::pair();
+    let mut driver = Driver::new(client, "us".into(), TIMINGS);
+    let (mut now, mut wall) = driver.last;
+    let held = serde_json::from_value(lease("l", 1, "us")).unwrap();
+    driver.touch(key("l"), now, |elector| {
+        elector.handle_object(&Arc::new(held), Origin::Any, now);
+        elector.handle_contend(Duration::ZERO, now);
+    });
+    driver.dispatch(now);
+    let written = serde_json::from_value(lease("l", 2, "us")).unwrap();
+    driver.touch(key("l"), now, |elector| {
+        elector.handle_outcome(&Outcome::Object(Arc::new(written)), now, 0.5);
+    });
+    driver.outbox.clear();
+    for (second, ahead, lost) in [(1.0, 4.9, false), (1.0, -60.0, false), (1.0, 5.1, true)] {
+        now += Duration::from_secs_f64(second);
+        wall += SignedDuration::from_secs_f64(second + ahead);
+        driver.pass_time(now, wall);
+        let (lease, why) = (key("l"), Loss::Paused);
+        let told = driver.outbox.contains(&Notice::Lost { lease, why });
+        assert_eq!(told, lost, "{ahead} s ahead");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,7 +12,7 @@ use crate::{
     speaker::{
         candidates::{Candidacy, Standing, candidacy},
         facts::{Fact, Reason, Scope},
-        groups::{Group, global_lease, groups, service_lease},
+        groups::{Group, global_lease, groups, named_lease, service_lease},
         observed::Phase,
         selection::ServiceKey,
     },
@@ -23,6 +23,8 @@ pub(super) struct Ownership<'a> {
     pub(super) lease: &'a LeaseKey,
     pub(super) how: &'a Acquisition,
     pub(super) at: Instant,
+    /// It is the Lease that the group has now, not one of before.
+    pub(super) current: bool,
 }
 
 impl Decision<'_> {
@@ -43,13 +45,14 @@ impl Decision<'_> {
 
     pub(super) fn group(&self, group: &Group, desired: &mut Desired) {
         let mut facts = Vec::new();
-        let (usable, complete) = self.usable(group, &mut facts);
+        let extent = self.extent(group, &mut facts);
         let mut verdict = candidacy(group, self.cluster);
         self.respect_kube_vip(group, &mut verdict);
+        let nothing = extent.usable.is_empty() && (extent.down || extent.partial);
         let standing = match verdict.standing {
             Standing::No => Standing::No,
-            _ if usable.is_empty() && !group.global => Standing::No,
-            Standing::Yes if !complete => Standing::Reluctant,
+            _ if extent.usable.is_empty() && !group.global => Standing::No,
+            Standing::Yes if extent.down || nothing => Standing::Reluctant,
             standing => standing,
         };
 
@@ -57,7 +60,7 @@ impl Decision<'_> {
         let owner = self.ownership(group).filter(|_| standing != Standing::No);
         let yields = standing == Standing::Reluctant && self.held_willingly(&group.lease);
         if standing != Standing::No && !yields {
-            let wish = self.contest(group, standing, desired);
+            let wish = self.contest(group, standing, extent.partial, desired);
             let at_once = wish.hesitation.is_zero();
             desired.contests.insert(group.lease.clone(), wish);
             if let Some(owner) = owner.as_ref().filter(|owner| *owner.lease != group.lease) {
@@ -72,7 +75,7 @@ impl Decision<'_> {
             }
             let unheld = !self.model.observed.holders.contains_key(&group.lease);
             if owner.is_some() || (at_once && unheld) {
-                self.announce(&usable, owner.as_ref(), desired, &mut facts);
+                self.announce(&extent.usable, owner.as_ref(), desired, &mut facts);
             }
         }
         facts.extend(verdict.facts);
@@ -83,12 +86,18 @@ impl Decision<'_> {
     /// Lease needs no word here: the elector respects every holder.)
     fn respect_kube_vip(&self, group: &Group, verdict: &mut Candidacy) {
         for service in &group.services {
-            let lease = service_lease(service);
-            if lease != group.lease && self.kube_vip_holds(&lease) {
-                verdict.standing = Standing::No;
-                let message = format!("kube-vip holds the Lease {lease}; waiting for it");
-                let fact = Fact::warning(Reason::ServedByKubeVip, message).once_settled();
-                verdict.facts.push((service.clone(), fact));
+            let named = self
+                .cluster
+                .requests
+                .get(service)
+                .and_then(|r| named_lease(r));
+            for lease in named.into_iter().chain([service_lease(service)]) {
+                if lease != group.lease && self.kube_vip_holds(&lease) {
+                    verdict.standing = Standing::No;
+                    let message = format!("kube-vip holds the Lease {lease}; waiting for it");
+                    let fact = Fact::warning(Reason::ServedByKubeVip, message).once_settled();
+                    verdict.facts.push((service.clone(), fact));
+                }
             }
         }
     }
@@ -130,6 +139,7 @@ impl Decision<'_> {
                 lease,
                 how,
                 at: *at,
+                current: true,
             }),
             Phase::Contending | Phase::Retiring => None,
         }
@@ -158,6 +168,10 @@ impl Decision<'_> {
             .filter_map(|vip| self.own.get(&vip))
             .find(|lease| ***lease != group.lease)
             .and_then(|lease| self.held(lease))
+            .map(|owner| Ownership {
+                current: false,
+                ..owner
+            })
     }
 
     fn group_addresses<'g>(&'g self, group: &'g Group) -> impl Iterator<Item = IpAddr> + 'g {
@@ -182,10 +196,16 @@ impl Decision<'_> {
         }
     }
 
-    fn contest(&self, group: &Group, standing: Standing, desired: &Desired) -> ContestWish {
+    fn contest(
+        &self,
+        group: &Group,
+        standing: Standing,
+        partial: bool,
+        desired: &Desired,
+    ) -> ContestWish {
         let retry = self.model.config.lease.retry_period;
         let reluctant = standing == Standing::Reluctant;
-        let hesitation = if reluctant {
+        let hesitation = if reluctant || (partial && !group.global) {
             retry * 2
         } else if desired.courtesies.contains(&group.lease) {
             retry

@@ -13,6 +13,7 @@ use crate::{
     },
 };
 
+mod neighbours;
 mod restart;
 
 const VIP: &str = "10.0.0.9";
@@ -27,6 +28,19 @@ fn global() -> World {
         election_scope: ElectionScope::Global,
         ..config()
     })
+}
+
+/// `web` asks for the VIP, and its status says that this node announces it.
+fn served_by(world: &mut World, node: &str) {
+    let node = node.to_owned();
+    world.service_with("web", VIP, |service| {
+        let annotations = service.metadata.annotations.get_or_insert_default();
+        annotations.insert("kube-vip.io/vipHost".to_owned(), node);
+        service.status = serde_json::from_value(serde_json::json!({
+            "loadBalancer": {"ingress": [{"ip": VIP, "ports": [{"port": 80, "protocol": "TCP"}]}]}
+        }))
+        .unwrap();
+    });
 }
 
 fn speaker(node: &str) -> Acquisition {
@@ -94,7 +108,7 @@ fn nothing_is_asked_or_announced_while_another_holds_the_lease() {
 fn after_a_speakers_release_the_vip_is_announced_at_once() {
     let mut world = World::new();
     world.seen(LEASE, Some("node1_speaker"));
-    world.service("web", VIP);
+    served_by(&mut world, "node1");
     world.drain();
     world.acquired(LEASE, speaker("node1"));
     assert_eq!(

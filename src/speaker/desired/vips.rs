@@ -1,6 +1,7 @@
 //! The VIPs of one group: which have a place here, which may stand, and which must be asked for first.
 
 use std::{
+    collections::BTreeSet,
     net::IpAddr,
     time::{Duration, Instant},
 };
@@ -31,18 +32,32 @@ const GIVE_UP_AFTER: u32 = 2;
 pub(super) struct Usable<'a> {
     service: &'a ServiceKey,
     key: AddressKey,
+    /// The node that the status of a Service names for it.
+    served_by: Option<&'a str>,
+}
+
+/// What of a group this node could announce.
+pub(super) struct Extent<'a> {
+    pub(super) usable: Vec<Usable<'a>>,
+    /// A link is down here, which may be up on another node.
+    pub(super) down: bool,
+    /// Something has no place here, or the kernel refused it; another node may do better.
+    pub(super) partial: bool,
 }
 
 impl Decision<'_> {
-    /// Addresses of the group that have a place here and are served from here, each once; and whether
-    /// that is as much as another node could have: a link that is down here may be up there.
-    pub(super) fn usable<'g>(
-        &self,
+    /// Addresses of the group that have a place here and are served from here, each once.
+    pub(super) fn extent<'g>(
+        &'g self,
         group: &'g Group,
         facts: &mut Vec<(ServiceKey, Fact)>,
-    ) -> (Vec<Usable<'g>>, bool) {
-        let mut usable: Vec<Usable<'g>> = Vec::new();
-        let mut complete = true;
+    ) -> Extent<'g> {
+        let mut extent = Extent {
+            usable: Vec::new(),
+            down: false,
+            partial: false,
+        };
+        let mut seen = BTreeSet::new();
         for service in &group.services {
             let Some(request) = self.cluster.requests.get(service) else {
                 continue;
@@ -50,20 +65,50 @@ impl Decision<'_> {
             let serves = self.cluster.serves_here(service);
             for vip in &request.addresses {
                 match self.place(*vip, request) {
-                    Ok(Some(key)) if serves => {
-                        if !usable.iter().any(|u| u.key.address == *vip) {
-                            usable.push(Usable { service, key });
+                    Ok(Some(key)) if serves && seen.insert(*vip) => {
+                        if let Some(fact) = self.refused_by_kernel(&key) {
+                            extent.partial = true;
+                            facts.push((service.clone(), fact));
                         }
+                        let served_by = self.served_by(group, *vip);
+                        extent.usable.push(Usable {
+                            service,
+                            key,
+                            served_by,
+                        });
                     }
-                    Ok(place) => complete &= place.is_some() || !serves,
+                    Ok(place) => extent.down |= serves && place.is_none(),
                     Err(fact) => {
-                        complete &= group.global || fact.scope == Scope::Cluster || !serves;
+                        extent.partial |= serves && fact.scope == Scope::Node;
                         facts.push((service.clone(), fact));
                     }
                 }
             }
         }
-        (usable, complete)
+        extent
+    }
+
+    fn served_by(&self, group: &Group, vip: IpAddr) -> Option<&str> {
+        let vip = vip.to_string();
+        group
+            .services
+            .iter()
+            .filter_map(|service| self.model.services.get(service))
+            .filter(|state| state.served.ingress.iter().any(|entry| entry.ip == vip))
+            .find_map(|state| state.served.vip_host.as_deref())
+    }
+
+    /// The kernel refuses a VIP: told until it takes it.
+    fn refused_by_kernel(&self, key: &AddressKey) -> Option<Fact> {
+        let failure = self.model.observed.failures.get(key)?;
+        (failure.attempts >= GIVE_UP_AFTER).then(|| {
+            let here = &self.model.config.node_name;
+            let text = format!(
+                "node {here} cannot announce {}: {}",
+                key.address, failure.message
+            );
+            Fact::warning(Reason::AddressFailed, text).seen_here()
+        })
     }
 
     /// The place of a VIP; `None` where it is unusable for a moment (no carrier).
@@ -94,12 +139,13 @@ impl Decision<'_> {
             address: vip,
             prefix_len: place.prefix_len,
         };
-        if let Some(failure) = model.observed.failures.get(&key)
-            && failure.attempts >= GIVE_UP_AFTER
-            && self.now < failure.retry_at
-        {
-            let text = format!("node {here} cannot announce {vip}: {}", failure.message);
-            return Err(Fact::warning(Reason::AddressFailed, text).seen_here());
+        let waits = model
+            .observed
+            .failures
+            .get(&key)
+            .is_some_and(|f| self.now < f.retry_at);
+        if let Some(fact) = self.refused_by_kernel(&key).filter(|_| waits) {
+            return Err(fact);
         }
         Ok(place.running.then_some(key))
     }
@@ -114,11 +160,23 @@ impl Decision<'_> {
         facts: &mut Vec<(ServiceKey, Fact)>,
     ) {
         let model = self.model;
-        for Usable { service, key } in usable {
+        for Usable {
+            service,
+            key,
+            served_by,
+        } in usable
+        {
             let vip = key.address;
+            // Under the Lease of before only what stood under it goes on; the rest has other owners.
+            let stands_under = self.own.get(&vip).copied();
+            if owner.is_some_and(|o| !o.current && stands_under != Some(o.lease)) {
+                continue;
+            }
             let known = model.wire.get(&vip).filter(|wire| wire.link == key.link);
             let mut wire = match (known, owner) {
-                (Some(wire), Some(owner)) if wire.is_asking() && self.succeeds_speaker(owner) => {
+                (Some(wire), Some(owner))
+                    if wire.is_asking() && self.succeeds_speaker(owner, *served_by) =>
+                {
                     self.stand(*key, owner, false, desired);
                     continue;
                 }
@@ -128,7 +186,7 @@ impl Decision<'_> {
                     self.reopened(wire, key)
                 }
                 (_, Some(owner)) => {
-                    let Some(question) = self.first_question(*key, owner) else {
+                    let Some(question) = self.first_question(*key, owner, *served_by) else {
                         self.stand(*key, owner, false, desired);
                         continue;
                     };
@@ -146,6 +204,11 @@ impl Decision<'_> {
                     facts.push(((*service).clone(), self.rival(vip, answer)));
                 }
                 (Verdict::Wait { until, .. }, None) => desired.wake_at(until),
+                // What was answered before is told until the new answer comes.
+                (Verdict::Ask(Question::New), Some(_)) => facts.extend(
+                    wire.last_answer()
+                        .map(|answer| ((*service).clone(), self.rival(vip, answer))),
+                ),
                 (Verdict::Go { .. } | Verdict::Ask(_), _) => {}
             }
             if let Some(question) = wire.question(self.now) {
@@ -174,14 +237,21 @@ impl Decision<'_> {
 
     /// Whether and how to ask before a VIP is put on a link. No question: it stands there already, or
     /// its last owner was a speaker that removed it before it released the Lease.
-    fn first_question(&self, key: AddressKey, owner: &Ownership<'_>) -> Option<Question> {
+    fn first_question(
+        &self,
+        key: AddressKey,
+        owner: &Ownership<'_>,
+        served_by: Option<&str>,
+    ) -> Option<Question> {
         let on_link = self.model.observed.links.addresses.get(&key);
         if self.model.observed.own.contains_key(&key) || on_link.is_some_and(|a| a.marked) {
             return None;
         }
         match owner.how {
-            _ if self.succeeds_speaker(owner) => None,
-            Acquisition::Released { by: Some(_) } if self.is_fresh(owner) => {
+            _ if self.succeeds_speaker(owner, served_by) => None,
+            Acquisition::Released { by: Some(by) }
+                if self.is_fresh(owner) && !by.ends_with(IDENTITY_SUFFIX) =>
+            {
                 Some(Question::UntilSilent {
                     limit: KUBE_VIP_LIMIT,
                 })
@@ -194,10 +264,14 @@ impl Decision<'_> {
         self.now.saturating_duration_since(owner.at) < SUCCESSION
     }
 
-    /// The Lease has just been released by a speaker, which removes addresses first.
-    fn succeeds_speaker(&self, owner: &Ownership<'_>) -> bool {
-        matches!(owner.how, Acquisition::Released { by: Some(by) } if by.ends_with(IDENTITY_SUFFIX))
-            && self.is_fresh(owner)
+    /// The Lease has just been released by the speaker that announced this VIP, and that removes
+    /// addresses first. A VIP that it did not announce, because another host has it say, is asked for.
+    fn succeeds_speaker(&self, owner: &Ownership<'_>, served_by: Option<&str>) -> bool {
+        let Acquisition::Released { by: Some(by) } = owner.how else {
+            return false;
+        };
+        let node = by.strip_suffix(IDENTITY_SUFFIX);
+        node.is_some() && node == served_by && self.is_fresh(owner)
     }
 
     fn judge(&self) -> Judge {

@@ -18,7 +18,7 @@ fn placed(vip: &str, annotation: Option<&str>, config: &SpeakerConfig, host: &Sn
         ip(vip),
         annotation.map(choice).as_ref(),
         config,
-        &Ground::new(host),
+        &Ground::new(host, |_| false),
     ) {
         Ok(place) => format!("{}/{}", host.links[&place.link].name, place.prefix_len),
         Err(error) => error.to_string(),
@@ -51,7 +51,12 @@ fn without_configuration_the_network_of_the_vip_decides_then_the_default_route()
     let mut lonely = host;
     lonely.default_routes.clear();
     assert_eq!(
-        place(ip("192.168.7.7"), None, &config(), &Ground::new(&lonely)),
+        place(
+            ip("192.168.7.7"),
+            None,
+            &config(),
+            &Ground::new(&lonely, |_| false)
+        ),
         Err(NoPlace::NoNetwork(ip("192.168.7.7")))
     );
 }
@@ -102,7 +107,7 @@ fn a_running_link_is_preferred_and_carrier_is_reported() {
         ip("10.0.0.9"),
         Some(&choice("eth0")),
         &config(),
-        &Ground::new(&host),
+        &Ground::new(&host, |_| false),
     )
     .unwrap();
     assert!(!place.running);
@@ -119,7 +124,15 @@ fn an_automatic_prefix_is_the_links() {
     };
     assert_eq!(placed("10.0.0.9", None, &auto, &host()), "eth0/24");
     assert_eq!(placed("fd00::9", None, &auto, &host()), "eth0/128");
-    assert!(place(ip("192.168.7.7"), None, &auto, &Ground::new(&host())).is_err());
+    assert!(
+        place(
+            ip("192.168.7.7"),
+            None,
+            &auto,
+            &Ground::new(&host(), |_| false)
+        )
+        .is_err()
+    );
 }
 
 #[test]
@@ -162,14 +175,17 @@ fn this_hosts_addresses_gateways_and_network_edges_are_refused() {
         "10.0.0.255",
     ] {
         assert!(
-            refusal_here(ip(vip), &Ground::new(&host())).is_some(),
+            refusal_here(ip(vip), &Ground::new(&host(), |_| false)).is_some(),
             "{vip}"
         );
     }
-    assert_eq!(refusal_here(ip("10.0.0.9"), &Ground::new(&host())), None);
+    assert_eq!(
+        refusal_here(ip("10.0.0.9"), &Ground::new(&host(), |_| false)),
+        None
+    );
     let point_to_point = with(host(), 3, "eth1", &["10.2.0.0/31"]);
     assert_eq!(
-        refusal_here(ip("10.2.0.1"), &Ground::new(&point_to_point)),
+        refusal_here(ip("10.2.0.1"), &Ground::new(&point_to_point, |_| false)),
         None
     );
 }
@@ -182,8 +198,11 @@ fn what_kube_vip_left_on_the_host_is_adopted() {
         ..host_address(2, "10.0.0.9/32")
     };
     host.addresses.insert(leftover.key(), leftover);
-    assert_eq!(refusal_here(ip("10.0.0.9"), &Ground::new(&host)), None);
+    assert_eq!(
+        refusal_here(ip("10.0.0.9"), &Ground::new(&host, |_| false)),
+        None
+    );
     let own = host_address(2, "10.0.0.8/32");
     host.addresses.insert(own.key(), own);
-    assert!(refusal_here(ip("10.0.0.8"), &Ground::new(&host)).is_some());
+    assert!(refusal_here(ip("10.0.0.8"), &Ground::new(&host, |_| false)).is_some());
 }

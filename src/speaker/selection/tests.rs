@@ -171,7 +171,7 @@ fn annotations_become_the_request() {
     let service = balanced(&[
         (names::kube_vip::LOADBALANCER_IPS, "10.0.0.9"),
         (names::kube_vip::SERVICE_INTERFACE, "eth1"),
-        (names::kube_vip::LEASE_NAME, "infra/shared"),
+        (names::kube_vip::LEASE_NAME, "shop/shared"),
         (names::kube_vip::FORCE_PER_SERVICE_ELECTION, "true"),
         (names::harvester::VIP_NODE_SELECTOR, "zone=a"),
     ]);
@@ -181,7 +181,7 @@ fn annotations_become_the_request() {
         Some(InterfaceChoice::Named("eth1".to_owned()))
     );
     let shared = SharedLease {
-        namespace: "infra".to_owned(),
+        namespace: "shop".to_owned(),
         name: "shared".to_owned(),
     };
     assert_eq!(request.lease, Some(shared));
@@ -250,5 +250,26 @@ proptest::proptest! {
         ]);
         let selection = select(&service, &config());
         proptest::prop_assert!(selection.request.is_none_or(|r| !r.addresses.is_empty()));
+    }
+}
+
+#[test]
+fn a_shared_lease_is_of_the_services_own_namespace_or_the_one_for_all() {
+    for (lease, allowed) in [
+        ("common", true),
+        ("shop/common", true),
+        ("kube-system/plndr-svcs-lock", true),
+        ("kube-system/kube-controller-manager", false),
+        ("shop/", false),
+        ("a b", false),
+        ("-a", false),
+    ] {
+        let service = balanced(&[
+            (names::kube_vip::LOADBALANCER_IPS, "10.0.0.9"),
+            (names::kube_vip::LEASE_NAME, lease),
+        ]);
+        let selection = select(&service, &config());
+        assert_eq!(selection.request.is_some(), allowed, "{lease}");
+        assert_eq!(selection.facts.is_empty(), allowed, "{lease}");
     }
 }

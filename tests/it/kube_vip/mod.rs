@@ -3,8 +3,8 @@
 //! 7 is about DHCP, 20 about the control plane's VIP.
 
 mod basics;
-mod common_lease;
 mod leadership;
 mod settings;
+mod shared_lease;
 mod shutdown;
 mod variants;

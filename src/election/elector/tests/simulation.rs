@@ -191,7 +191,7 @@ impl World {
             }
             What::Watch(_, object) if self.stalled[actor] == 0 && self.unwatched[actor] == 0 => {
                 match object {
-                    Some(object) => self.electors[actor].handle_object(&object, now),
+                    Some(object) => self.electors[actor].handle_object(&object, Origin::Any, now),
                     None => self.electors[actor].handle_gone(None, now),
                 }
             }
