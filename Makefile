@@ -30,6 +30,13 @@ test: packages ## Everything that CI checks: format, lints, all tests, documenta
 	$(CARGO) test --workspace --doc
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --workspace --no-deps --document-private-items
 	$(CARGO) test $(addprefix --bench ,$(BENCHES))
+	$(CARGO) check --manifest-path fuzz/Cargo.toml --bins --locked --target-dir "$(target_dir)"
+	@$(MAKE) --no-print-directory deny
+
+.PHONY: deny
+deny: ## Policy of dependencies (deny.toml), where cargo-deny is installed
+	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny check bans licenses sources; \
+	else echo "make deny: skipped, because cargo-deny is not installed"; fi
 
 .PHONY: bench
 bench: packages ## Measure announcement, handover, load and decisions, with release builds (root)

@@ -6,6 +6,10 @@
 //! runs: a frame of a VLAN that this host has a link for has moved to that link, and one of any other
 //! VLAN looks like an untagged frame, but for its packet type. A load beyond the end of a frame drops
 //! the frame.
+#![cfg_attr(
+    not(test),
+    warn(clippy::indexing_slicing, clippy::arithmetic_side_effects)
+)]
 
 /// One instruction of the classic BPF machine (`struct sock_filter`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,6 +7,10 @@
 //!
 //! pnet's fixed-layout views are used both ways. Its iterator over neighbour discovery options is
 //! not: it overflows on long options and loops on empty ones. They are walked here.
+#![cfg_attr(
+    not(test),
+    warn(clippy::indexing_slicing, clippy::arithmetic_side_effects)
+)]
 
 mod build;
 

@@ -10,6 +10,10 @@
 //! the link does. [`SocketError::LinkGone`] is final.
 //!
 //! This is the only file with `unsafe`.
+#![cfg_attr(
+    not(test),
+    warn(clippy::indexing_slicing, clippy::arithmetic_side_effects)
+)]
 #![expect(unsafe_code, reason = "system calls that no crate in use wraps")]
 #![expect(
     clippy::cast_possible_truncation,
@@ -116,18 +120,18 @@ impl PacketSocket {
     /// All are sent or the reason is given; what follows a failed frame is not tried, because the
     /// reasons concern the link, not the frame.
     pub async fn send_batch(&self, frames: &[Frame]) -> (usize, Result<(), SocketError>) {
-        let mut sent = 0;
+        let mut sent = 0_usize;
         for (socket, arp) in [(&self.arp, true), (&self.ipv6, false)] {
             let mut left: Vec<&Frame> = frames.iter().filter(|f| f.is_arp() == arp).collect();
             let mut retried = false;
             while !left.is_empty() {
-                let batch = &left[..left.len().min(BATCH)];
+                let batch = left.get(..BATCH).unwrap_or(&left);
                 match socket
                     .async_io(Interest::WRITABLE, |s| send_many(s, batch))
                     .await
                 {
                     Ok(count) => {
-                        sent += count;
+                        sent = sent.saturating_add(count);
                         left.drain(..count);
                     }
                     // After the link came up again, the error of its going down is still pending

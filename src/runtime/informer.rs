@@ -21,7 +21,10 @@
 //! that lasts longer is dead, whatever lies between; TCP keepalive (`k8s::client`) is faster where
 //! the network itself is gone.
 
+mod contact;
 mod store;
+
+pub use contact::report;
 
 use std::{
     fmt::Debug,

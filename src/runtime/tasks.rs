@@ -1,8 +1,10 @@
 //! Supervised tasks: one that ends or panics before a stop is requested ends the process, under its
 //! name.
 //!
-//! There is no other spawn in the program. [`Tasks`] is given to whoever spawns, [`Failures`] stays
-//! with the process's root, which waits for the first failure.
+//! [`Tasks`] is given to whoever spawns, [`Failures`] stays with the process's root, which waits for the
+//! first failure. There is no other spawn in the program, with one exception: a task that needs many
+//! short ones (connections, calls of the API, announcers of links) owns them in a `JoinSet` of its own.
+//! They end with their owner, and it looks at how each ended.
 
 use std::{
     collections::BTreeMap,

@@ -29,6 +29,7 @@ use super::{
     announcer::{self, LinkFacts},
     event::{Event, Outcome},
     facts::{Fact, FactKey, Scope},
+    kernel::{KernelBatch, KernelLine},
     plan::Action,
     selection::ServiceKey,
     status::Patch,
@@ -40,65 +41,21 @@ use crate::{
         events::{self, ObjectRef, Recorder},
         service as service_api,
     },
-    net::{
-        self,
-        link::{AddressKey, LinkIndex, VipAddress},
-        netlink::Netlink,
-    },
+    net::link::{LinkIndex, VipAddress},
     runtime::clock,
 };
 
 /// Status writes at one time.
 const WRITERS: usize = 16;
-/// Commands waiting for one announcer, the election or the kernel.
+/// Commands waiting for one announcer, and its events.
 const QUEUE: usize = 4096;
-/// Pause before a lost netlink connection is opened again.
-const RECONNECT: Duration = Duration::from_millis(100);
-
-/// Additions and renewals are made within this time or not at all: after a standstill they would put
-/// on the link what others have taken over meanwhile.
-const CURRENT: Duration = Duration::from_secs(2);
-
-/// Address operations, in order: removals first.
-#[derive(Debug)]
-pub struct KernelBatch {
-    pub remove: Vec<AddressKey>,
-    pub add: Vec<VipAddress>,
-    pub renew: Vec<VipAddress>,
-    pub handed_over: Instant,
-}
-
-impl KernelBatch {
-    fn new(now: Instant) -> Self {
-        Self {
-            remove: Vec::new(),
-            add: Vec::new(),
-            renew: Vec::new(),
-            handed_over: now,
-        }
-    }
-
-    /// Drops what comes too late, and tells of the additions that are not made.
-    fn drop_overdue(&mut self, now: Instant) -> Option<Outcome> {
-        if now.saturating_duration_since(self.handed_over) <= CURRENT {
-            return None;
-        }
-        self.renew.clear();
-        let dropped = std::mem::take(&mut self.add);
-        let results = dropped
-            .into_iter()
-            .map(|address| (address.key, Err(net::netlink::Error::Deadline)));
-        let results: Vec<_> = results.collect();
-        (!results.is_empty()).then_some(Outcome::Added(results))
-    }
-}
 
 /// Hands actions to whoever performs them.
 pub struct Executor {
     client: Client,
     events: mpsc::Sender<Event>,
     election: mpsc::Sender<election::Command>,
-    kernel: mpsc::Sender<KernelBatch>,
+    kernel: KernelLine,
     recorder: Recorder,
     announcer: announcer::Settings,
     announcers: BTreeMap<LinkIndex, mpsc::Sender<announcer::Command>>,
@@ -120,7 +77,7 @@ impl Executor {
         client: Client,
         events: mpsc::Sender<Event>,
         election: mpsc::Sender<election::Command>,
-        kernel: mpsc::Sender<KernelBatch>,
+        kernel: KernelLine,
         recorder: Recorder,
         announcer: announcer::Settings,
     ) -> Self {
@@ -156,7 +113,7 @@ impl Executor {
             }
             kernel_actions.push(action);
         }
-        if !kernel_actions.is_empty() && self.kernel.try_send(batch).is_ok() {
+        if !kernel_actions.is_empty() && self.kernel.hand_over(batch) {
             started.append(&mut kernel_actions);
         }
         started
@@ -174,15 +131,30 @@ impl Executor {
             renew: addresses,
             ..KernelBatch::new(clock::now())
         };
-        if self.kernel.try_send(batch).is_err() {
+        if !self.kernel.hand_over(batch) {
             tracing::error!("the kernel task does not keep up; VIP lifetimes were not renewed");
         }
     }
 
-    /// Forgets tasks that have ended.
+    /// For how long the kernel has answered nothing of what it was asked.
+    pub fn kernel_silence(&mut self, now: Instant) -> Duration {
+        self.kernel.silence(now)
+    }
+
+    /// Forgets tasks that have ended. (A release build does not outlive a panic.)
     pub fn reap(&mut self) {
-        while self.writers.try_join_next().is_some() {}
-        while self.announcer_tasks.try_join_next().is_some() {}
+        for (tasks, what) in [
+            (&mut self.writers, "a status writer"),
+            (&mut self.announcer_tasks, "an announcer"),
+        ] {
+            while let Some(ended) = tasks.try_join_next() {
+                if let Err(error) = ended
+                    && error.is_panic()
+                {
+                    tracing::error!(%error, "{what} panicked");
+                }
+            }
+        }
     }
 
     fn start(&mut self, action: &Action) -> bool {
@@ -375,117 +347,4 @@ fn of_this_object(mut patch: Value, uid: &str) -> Value {
         metadata.insert("uid".to_owned(), uid.into());
     }
     patch
-}
-
-/// Performs address operations one batch after the other, and tells how each ended. Opens the netlink
-/// connection again when it was lost; ends when nobody asks any more.
-pub async fn kernel(mut batches: mpsc::Receiver<KernelBatch>, events: mpsc::Sender<Event>) {
-    let mut connection = None;
-    let mut tasks = JoinSet::new();
-    while let Some(mut batch) = batches.recv().await {
-        let netlink = match connection.take() {
-            Some(netlink) => netlink,
-            None => connect(&mut tasks).await,
-        };
-        let overdue = batch.drop_overdue(clock::now());
-        let (mut outcomes, alive) = perform(&netlink, batch).await;
-        outcomes.extend(overdue);
-        for outcome in outcomes {
-            if events.send(Event::Outcome(outcome)).await.is_err() {
-                return;
-            }
-        }
-        connection = alive.then_some(netlink);
-    }
-}
-
-/// Opens netlink, however long that takes.
-async fn connect(tasks: &mut JoinSet<()>) -> Netlink {
-    loop {
-        match Netlink::connect() {
-            Ok((netlink, connection)) => {
-                while tasks.try_join_next().is_some() {}
-                tasks.spawn(connection);
-                return netlink;
-            }
-            Err(error) => {
-                tracing::error!(%error, "cannot open netlink");
-                clock::sleep(RECONNECT).await;
-            }
-        }
-    }
-}
-
-async fn perform(netlink: &Netlink, batch: KernelBatch) -> (Vec<Outcome>, bool) {
-    let mut outcomes = Vec::new();
-    let mut alive = true;
-    let mut note = |results: &[Result<(), net::netlink::Error>]| {
-        alive &= !results
-            .iter()
-            .any(|r| matches!(r, Err(net::netlink::Error::Disconnected)));
-    };
-    if !batch.remove.is_empty() {
-        let results = netlink.remove_addresses(&batch.remove).await;
-        note(&results);
-        outcomes.push(Outcome::Removed(
-            batch.remove.into_iter().zip(results).collect(),
-        ));
-    }
-    let mut ensure = batch.add;
-    ensure.extend(batch.renew);
-    if !ensure.is_empty() {
-        let results = netlink.ensure_addresses(&ensure).await;
-        note(&results);
-        let keys = ensure.into_iter().map(|address| address.key);
-        outcomes.push(Outcome::Added(keys.zip(results).collect()));
-    }
-    (outcomes, alive)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::speaker::testing::ip;
-
-    fn vip(address: &str) -> VipAddress {
-        VipAddress {
-            key: AddressKey {
-                link: LinkIndex(2),
-                address: ip(address),
-                prefix_len: 32,
-            },
-            lifetime: None,
-        }
-    }
-
-    #[test]
-    fn a_batch_from_before_a_standstill_only_removes() {
-        let start = clock::now();
-        let batch = || KernelBatch {
-            remove: vec![vip("10.0.0.100").key],
-            add: vec![vip("10.0.0.101")],
-            renew: vec![vip("10.0.0.102")],
-            handed_over: start,
-        };
-        let mut fresh = batch();
-        assert!(fresh.drop_overdue(start + CURRENT).is_none());
-        assert_eq!((fresh.add.len(), fresh.renew.len()), (1, 1));
-
-        let mut late = batch();
-        let outcome = late.drop_overdue(start + CURRENT * 2);
-        let Some(Outcome::Added(results)) = outcome else {
-            panic!("{outcome:?} does not tell of the addition");
-        };
-        assert_eq!(results.len(), 1);
-        assert!(results[0].1.is_err() && results[0].0 == vip("10.0.0.101").key);
-        assert_eq!(late.remove.len(), 1);
-        assert!(late.add.is_empty() && late.renew.is_empty());
-
-        let mut renewal = KernelBatch {
-            renew: vec![vip("10.0.0.102")],
-            ..KernelBatch::new(start)
-        };
-        assert!(renewal.drop_overdue(start + CURRENT * 2).is_none());
-        assert!(renewal.renew.is_empty());
-    }
 }

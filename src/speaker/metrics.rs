@@ -1,6 +1,11 @@
 //! The speaker's metrics: kube-vip's names where they still make sense, and what it lacks.
+//!
+//! They are read by another thread at any time, so a series is only touched where it changes.
 
-use std::sync::atomic::AtomicU64;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::atomic::AtomicU64,
+};
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -9,6 +14,7 @@ use prometheus_client::{
 };
 
 use super::{model::Model, observed::Phase};
+use crate::election::LeaseKey;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Namespace {
@@ -18,6 +24,11 @@ struct Namespace {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct NodeLease {
     node: String,
+    lease_name: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LeaseName {
     lease_name: String,
 }
 
@@ -33,13 +44,17 @@ struct BuildLabels {
 pub struct SpeakerMetrics {
     active_services: Family<Namespace, Gauge>,
     is_leader: Family<NodeLease, Gauge>,
-    transitions: Family<NodeLease, Counter>,
+    transitions: Family<LeaseName, Counter>,
     announced: Gauge,
     held: Gauge,
     failing: Gauge,
     decisions: Counter<u64, AtomicU64>,
+    /// Namespaces with Services at the last decision.
+    namespaces: BTreeSet<String>,
     /// Leases held at the last decision, to count acquisitions.
-    leading: Vec<NodeLease>,
+    leading: BTreeSet<LeaseKey>,
+    /// Leases whose acquisitions were counted.
+    counted: BTreeSet<LeaseKey>,
 }
 
 impl SpeakerMetrics {
@@ -94,44 +109,144 @@ impl SpeakerMetrics {
     /// Follows the model after a decision.
     pub fn observe(&mut self, model: &Model) {
         self.decisions.inc();
-        let node = &model.config.node_name;
-        self.active_services.clear();
-        for (service, _) in model
-            .services
-            .iter()
-            .filter(|(_, s)| s.selection.request.is_some())
-        {
-            let namespace = service.namespace.to_string();
-            self.active_services
-                .get_or_create(&Namespace { namespace })
-                .inc();
+        let mut services = BTreeMap::<&str, i64>::new();
+        for (service, state) in &model.services {
+            if state.selection.request.is_some() {
+                *services.entry(&service.namespace).or_default() += 1;
+            }
         }
-        let leading: Vec<NodeLease> = model
-            .observed
+        self.follow_services(&services);
+        let seen = &model.observed;
+        let leading: BTreeSet<&LeaseKey> = seen
             .contests
             .iter()
             .filter(|(_, contest)| matches!(contest.phase, Phase::Held { .. }))
-            .map(|(lease, _)| NodeLease {
-                node: node.clone(),
-                lease_name: lease.to_string(),
-            })
+            .map(|(lease, _)| lease)
             .collect();
-        self.is_leader.clear();
-        for lease in &leading {
-            self.is_leader.get_or_create(lease).set(1);
-            if self
-                .leading
-                .binary_search_by(|l| l.lease_name.cmp(&lease.lease_name))
-                .is_err()
-            {
-                self.transitions.get_or_create(lease).inc();
-            }
-        }
+        self.follow_leases(&model.config.node_name, &leading, |lease| {
+            seen.contests.contains_key(lease) || seen.holders.contains_key(lease)
+        });
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         self.held.set(count(leading.len()));
-        self.announced.set(count(model.observed.announcing.len()));
-        self.failing.set(count(model.observed.failures.len()));
-        self.leading = leading;
-        self.leading.sort_by(|a, b| a.lease_name.cmp(&b.lease_name));
+        self.announced.set(count(seen.announcing.len()));
+        self.failing.set(count(seen.failures.len()));
+    }
+
+    fn follow_services(&mut self, services: &BTreeMap<&str, i64>) {
+        let series = &self.active_services;
+        self.namespaces.retain(|namespace| {
+            let stays = services.contains_key(namespace.as_str());
+            if !stays {
+                series.remove(&Namespace {
+                    namespace: namespace.clone(),
+                });
+            }
+            stays
+        });
+        for (namespace, count) in services {
+            let namespace = (*namespace).to_owned();
+            self.namespaces.insert(namespace.clone());
+            let labels = Namespace { namespace };
+            series.get_or_create(&labels).set(*count);
+        }
+    }
+
+    fn follow_leases(
+        &mut self,
+        node: &str,
+        leading: &BTreeSet<&LeaseKey>,
+        exists: impl Fn(&LeaseKey) -> bool,
+    ) {
+        let of_this_node = |lease: &LeaseKey| NodeLease {
+            node: node.to_owned(),
+            lease_name: lease.to_string(),
+        };
+        let of_all = |lease: &LeaseKey| LeaseName {
+            lease_name: lease.to_string(),
+        };
+        let is_leader = &self.is_leader;
+        self.leading.retain(|lease| {
+            let stays = leading.contains(lease);
+            if !stays {
+                is_leader.remove(&of_this_node(lease));
+            }
+            stays
+        });
+        let transitions = &self.transitions;
+        self.counted.retain(|lease| {
+            let stays = leading.contains(lease) || exists(lease);
+            if !stays {
+                transitions.remove(&of_all(lease));
+            }
+            stays
+        });
+        for lease in leading {
+            if self.leading.contains(*lease) {
+                continue;
+            }
+            is_leader.get_or_create(&of_this_node(lease)).set(1);
+            transitions.get_or_create(&of_all(lease)).inc();
+            self.leading.insert((*lease).clone());
+            self.counted.insert((*lease).clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+
+    use super::*;
+
+    fn lease(name: &str) -> LeaseKey {
+        LeaseKey {
+            namespace: "ns".to_owned(),
+            name: name.to_owned(),
+        }
+    }
+
+    /// The lines of one metric, without its common prefix.
+    fn lines(registry: &Registry, name: &str) -> Vec<String> {
+        let mut text = String::new();
+        encode(&mut text, registry).unwrap();
+        let lines = text.lines().filter_map(|line| line.strip_prefix(name));
+        let mut lines: Vec<String> = lines
+            .filter(|line| line.starts_with('{'))
+            .map(str::to_owned)
+            .collect();
+        lines.sort();
+        lines
+    }
+
+    #[test]
+    fn acquisitions_are_counted_by_lease_until_it_is_gone() {
+        let mut registry = Registry::default();
+        let mut metrics = SpeakerMetrics::register(&mut registry, "n");
+        let (a, b) = (lease("a"), lease("b"));
+        let both = BTreeSet::from([&a, &b]);
+        metrics.follow_leases("n", &both, |_| true);
+        metrics.follow_leases("n", &BTreeSet::from([&b]), |_| true);
+        let transitions = "kube_vip_leader_election_transitions_total";
+        let leader = "kube_vip_is_leader";
+        assert_eq!(
+            lines(&registry, transitions),
+            [r#"{lease_name="ns/a"} 1"#, r#"{lease_name="ns/b"} 1"#]
+        );
+        let held = [r#"{node="n",lease_name="ns/b"} 1"#];
+        assert_eq!(lines(&registry, leader), held);
+        metrics.follow_leases("n", &both, |_| true);
+        metrics.follow_leases("n", &BTreeSet::from([&a]), |lease| *lease != b);
+        let left = [r#"{lease_name="ns/a"} 2"#];
+        assert_eq!(lines(&registry, transitions), left);
+    }
+
+    #[test]
+    fn namespaces_without_services_have_no_series() {
+        let mut registry = Registry::default();
+        let mut metrics = SpeakerMetrics::register(&mut registry, "n");
+        metrics.follow_services(&BTreeMap::from([("x", 2), ("y", 1)]));
+        metrics.follow_services(&BTreeMap::from([("x", 3)]));
+        let left = [r#"{namespace="x"} 3"#];
+        assert_eq!(lines(&registry, "kube_vip_active_services"), left);
     }
 }

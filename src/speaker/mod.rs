@@ -10,7 +10,7 @@
 //! | `wire` | whether a VIP may go on the link yet |
 //! | `desired`, `plan` | what should be; the next steps |
 //! | `status`, `facts` | what Services and their authors are told |
-//! | `model`, `run`, `executor` | state, loop, effects |
+//! | `model`, `run`, `executor`, `kernel` | state, loop, effects |
 //! | `announcer` | frames out, answers in |
 //! | `vips` | the command that prints who owns what |
 
@@ -23,6 +23,7 @@ pub mod executor;
 
 pub mod facts;
 pub mod groups;
+pub mod kernel;
 pub mod metrics;
 pub mod model;
 pub mod node_selector;
@@ -102,10 +103,8 @@ async fn start(config: SpeakerConfig, process: Process, ready: Check) -> Result<
     let (events, received) = mpsc::channel(EVENTS);
     watch_objects(&config, &client, &process, &events);
     spawn_monitor(&process, events.clone());
-    let (kernel, batches) = mpsc::channel(COMMANDS);
-    process
-        .tasks
-        .spawn("kernel", executor::kernel(batches, events.clone()));
+    let (kernel, task) = kernel::line();
+    process.tasks.spawn("kernel", task.run(events.clone()));
     let (election, commands) = mpsc::channel(COMMANDS);
     let elections = spawn_election(&config, &client, &process, commands, events.clone());
     let (recorder, recording) = Recorder::new(client.clone(), COMPONENT, &config.node_name);
@@ -207,12 +206,14 @@ fn observe<K, W>(
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     W: Fn(Delta<K>) -> Event + Send + Sync + 'static,
 {
-    let (status, _) = watch::channel(InformerStatus::new(clock::now()));
+    let (status, seen) = watch::channel(InformerStatus::new(clock::now()));
+    let check = process.health.readiness(format!("watch-{name}"));
     let out = events.clone();
     let shutdown = process.shutdown.clone();
     process.tasks.spawn(name, async move {
         tokio::select! {
             () = informer::run(api, Selection::default(), prune, out, wrap, status) => {}
+            never = informer::report(seen, check) => match never {},
             () = shutdown.requested() => {}
         }
     });

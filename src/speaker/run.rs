@@ -37,6 +37,8 @@ use turn::{Turn, fence};
 
 /// Everything must be withdrawn within this time after the stop.
 const STOP_BUDGET: Duration = Duration::from_millis(1_800);
+/// Without an answer of the kernel for so long, the loop proves its life no more.
+const KERNEL_LIMIT: Duration = Duration::from_secs(5);
 /// Events taken before a decision, at most: a flood must not keep the loop from deciding.
 const BURST: usize = 4_096;
 /// Steps that lead to further steps at once; more in one round would be a plan that never settles.
@@ -151,7 +153,13 @@ impl Loop {
     }
 
     fn heartbeat(&mut self, turn: &mut Turn, desired: Option<&Desired>) {
-        self.beat.touch();
+        // VIPs live by what the kernel task does: a speaker without it is as good as hung.
+        let silence = self.executor.kernel_silence(clock::now());
+        if silence > KERNEL_LIMIT {
+            tracing::error!(?silence, "the kernel does not answer");
+        } else {
+            self.beat.touch();
+        }
         self.executor.reap();
         let elections = *self.elections.borrow();
         let addresses = turn.renewals(&self.model, desired, elections, clock::now());

@@ -76,6 +76,8 @@ fn flag<'c, 'a>(command: &'c Command, arg: &'a str) -> Option<(&'c Arg, String, 
         .find(|flag| flag.get_short() == Some(letter))?;
     let value = match letters.as_str() {
         "" => None,
+        // More letters, for clap to read.
+        _ if !known.get_action().takes_values() => return None,
         value => Some(value.strip_prefix('=').unwrap_or(value)),
     };
     Some((known, format!("-{letter}"), value))

@@ -202,6 +202,7 @@ fn help_and_version_are_gos_booleans() {
             "{line}"
         );
     }
+    assert!(matches!(parse(&words("-hv5")), Ok(Outcome::Print(_))));
     for line in ["--version=false", "--help=0"] {
         assert!(
             matches!(parse(&words(line)), Ok(Outcome::Flags(_))),

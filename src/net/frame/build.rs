@@ -1,4 +1,8 @@
 //! Builds the frames that the announcer sends, complete with checksum. Pure.
+#![cfg_attr(
+    not(test),
+    warn(clippy::indexing_slicing, clippy::arithmetic_side_effects)
+)]
 
 use std::{
     fmt,
@@ -50,7 +54,7 @@ impl Deref for Frame {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.bytes[..self.length]
+        self.bytes.get(..self.length).unwrap_or_default()
     }
 }
 
@@ -190,8 +194,14 @@ fn ipv6(
     to: Ipv6Addr,
     option: bool,
 ) -> Frame {
-    let payload = NEIGHBOUR_MESSAGE + if option { LINK_OPTION } else { 0 };
-    let mut frame = ethernet(from, to_mac, EtherTypes::Ipv6, ETHERNET + IPV6 + payload);
+    const PLAIN: usize = NEIGHBOUR_MESSAGE;
+    const WITH_OPTION: usize = NEIGHBOUR_MESSAGE + LINK_OPTION;
+    let (payload, length) = if option {
+        (WITH_OPTION, ETHERNET + IPV6 + WITH_OPTION)
+    } else {
+        (PLAIN, ETHERNET + IPV6 + PLAIN)
+    };
+    let mut frame = ethernet(from, to_mac, EtherTypes::Ipv6, length);
     let mut packet =
         MutableIpv6Packet::new(&mut frame.bytes[ETHERNET..]).expect("the buffer has room for IPv6");
     packet.set_version(6);
@@ -205,17 +215,18 @@ fn ipv6(
 
 impl Frame {
     fn neighbour_message(&mut self) -> &mut [u8] {
-        &mut self.bytes[ETHERNET + IPV6..self.length]
+        let message = self.bytes.get_mut(ETHERNET + IPV6..self.length);
+        message.unwrap_or_default()
     }
 
     /// Writes the option, then the checksum over everything.
     fn finish(mut self, option: Option<(u8, MacAddress)>, source: Ipv6Addr, to: Ipv6Addr) -> Self {
         let message = self.neighbour_message();
-        if let Some((kind, MacAddress(mac))) = option {
-            let place = &mut message[NEIGHBOUR_MESSAGE..];
-            place[0] = kind;
-            place[1] = 1;
-            place[2..].copy_from_slice(&mac);
+        if let Some((kind, MacAddress([a, b, c, d, e, f]))) = option {
+            let place = message
+                .get_mut(NEIGHBOUR_MESSAGE..)
+                .and_then(<[u8]>::first_chunk_mut::<LINK_OPTION>);
+            *place.expect("the buffer has room for the option") = [kind, 1, a, b, c, d, e, f];
         }
         let mut packet =
             icmpv6::MutableIcmpv6Packet::new(message).expect("the buffer has room for the message");

@@ -144,9 +144,9 @@ where
 
 fn speaker_rules() -> Vec<PolicyRule> {
     vec![
-        rule("", &["services"], &["get", "list", "watch", "patch"]),
-        rule("", &["services/status"], &["patch", "update"]),
-        rule("", &["nodes"], &["get", "list", "watch"]),
+        rule("", &["services"], &["list", "watch", "patch"]),
+        rule("", &["services/status"], &["patch"]),
+        rule("", &["nodes"], &["list", "watch"]),
         rule("discovery.k8s.io", &["endpointslices"], &["list", "watch"]),
         rule(
             "coordination.k8s.io",

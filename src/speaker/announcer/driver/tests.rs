@@ -524,6 +524,51 @@ fn a_thousand_vips_are_announced_together() {
     });
 }
 
+#[test]
+fn a_thousand_holders_are_heard_before_any_verdict() {
+    with_announcer(|mut peer| async move {
+        let vips: Vec<IpAddr> = (0..1000_u32)
+            .map(|n| Ipv4Addr::from(0x0a00_0000 + n).into())
+            .collect();
+        let held: Vec<VipAddress> = vips
+            .iter()
+            .map(|vip| VipAddress {
+                key: AddressKey {
+                    link: peer.wire.index,
+                    address: *vip,
+                    prefix_len: 32,
+                },
+                lifetime: None,
+            })
+            .collect();
+        let (netlink, connection) = Netlink::connect().unwrap();
+        tokio::spawn(connection);
+        let results = netlink.ensure_addresses(&held).await;
+        assert!(results.iter().all(Result::is_ok));
+        let began = clock::now();
+        let commands = peer.commands.clone();
+        let asker = tokio::spawn(async move {
+            for vip in vips {
+                let question = Question::New;
+                let ask = Command::Ask { vip, question };
+                commands.send(ask).await.expect("it runs");
+            }
+        });
+        let mut answered = HashSet::new();
+        while answered.len() < 1000 {
+            match peer.event().await {
+                AnnouncerEvent::Answered { vip, .. } => assert!(answered.insert(vip)),
+                other => panic!("a verdict without the answer: {other:?}"),
+            }
+        }
+        println!(
+            "1,000 VIPs asked for and answered in {:?}",
+            clock::now() - began
+        );
+        asker.await.unwrap();
+    });
+}
+
 /// An announcer that the test drives by hand, and the other end of its link, in one namespace.
 fn by_hand<F: Future<Output = ()>>(
     test: impl FnOnce(Announcer, PacketSocket, PacketSocket, Wire) -> F + Send + 'static,
