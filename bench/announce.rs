@@ -1,5 +1,6 @@
-//! How soon a new Service is reachable: from its creation to the first answered ARP request and
-//! neighbour solicitation (an asker on the router, every 2 ms), and, for a client that was already
+//! How soon a new Service is reachable: from its creation to the first answered ARP request or neighbour
+//! solicitation (an asker on the router, every 2 ms), in a cluster without kube-proxy, whose work for
+//! three nodes would share this machine's cores; and, with kube-proxy and for a client that was already
 //! trying, from the status of the Service to its first HTTP answer.
 #![expect(clippy::print_stdout, reason = "what a benchmark says")]
 
@@ -7,7 +8,7 @@ mod stage;
 
 use std::{
     collections::BTreeMap,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -32,75 +33,92 @@ const HTTP_TIMEOUT: Duration = Duration::from_millis(500);
 
 fn main() -> Result<()> {
     stage::run("announce", async || {
-        let stage = Stage::set("announce", true).await?;
-        measure(&stage.cluster).await?;
-        stage.cluster.stop().await
+        stage::show_head();
+        let bare = Stage::set("announce", false).await?;
+        answers(&bare.cluster).await?;
+        bare.cluster.stop().await?;
+        let whole = Stage::set("announce-http", true).await?;
+        http(&whole.cluster).await?;
+        whole.cluster.stop().await
     })
 }
 
-/// Times of one Service.
-struct Times {
-    arp: Duration,
-    ndp: Duration,
-    arp_after_response: Duration,
-    http_after_status: Duration,
+/// From the creation of a Service with one VIP to the first answer for it.
+async fn answers(cluster: &Cluster) -> Result<()> {
+    for (protocol, ipv6) in [("ARP reply", false), ("neighbour advertisement", true)] {
+        // Connections, caches and elections are there before anything counts.
+        answer(cluster, WARM_UP, ipv6).await?;
+        let mut all = Vec::new();
+        for number in 0..stage::in_full(SERVICES, 3) {
+            all.push(answer(cluster, number, ipv6).await?);
+        }
+        let (since_sent, since_answered) = all.into_iter().unzip();
+        stage::show(&format!("create sent -> first {protocol}"), since_sent);
+        stage::show(
+            &format!("create answered -> first {protocol}"),
+            since_answered,
+        );
+    }
+    Ok(())
 }
 
-async fn measure(cluster: &Cluster) -> Result<()> {
+/// The times since the creation was sent, and since it was answered.
+async fn answer(cluster: &Cluster, number: u8, ipv6: bool) -> Result<(Duration, Duration)> {
+    let vip = if ipv6 {
+        IpAddr::from(cluster.vip6(number))
+    } else {
+        cluster.vip(number).into()
+    };
+    let asker = Asker::start(cluster.router(), "eth0", &[vip])?;
+    let family = if ipv6 { "six" } else { "four" };
+    let service = cluster
+        .service(&format!("{family}-{number}"))
+        .annotation("kube-vip.io/loadbalancerIPs", &vip.to_string())
+        .port(80, 8080);
+    let service = if ipv6 { service.ipv6_only() } else { service };
+    let sent = clock::now();
+    service.create().await?;
+    let answered = clock::now();
+    let first = asker.wait_first(vip, SOON).await?;
+    asker.stop()?;
+    Ok((
+        first.saturating_duration_since(sent),
+        first.saturating_duration_since(answered),
+    ))
+}
+
+/// From the status of a Service to the first answer of a Pod.
+async fn http(cluster: &Cluster) -> Result<()> {
     let statuses = Statuses::watch(cluster);
     cluster.pod("web").serve_http(8080).await?;
-    // Connections, caches and elections are there before anything counts.
-    one(cluster, &statuses, WARM_UP).await?;
+    trying(cluster, &statuses, WARM_UP).await?;
     let mut all = Vec::new();
     for number in 0..stage::in_full(SERVICES, 3) {
-        all.push(one(cluster, &statuses, number).await?);
+        all.push(trying(cluster, &statuses, number).await?);
     }
-    let column = |of: fn(&Times) -> Duration| all.iter().map(of).collect();
-    stage::show_head();
-    stage::show("create sent -> first ARP reply", column(|it| it.arp));
-    stage::show(
-        "create sent -> first neighbour advertisement",
-        column(|it| it.ndp),
-    );
-    stage::show(
-        "create answered -> first ARP reply",
-        column(|it| it.arp_after_response),
-    );
     stage::show(
         "status -> first HTTP answer of a client already trying",
-        column(|it| it.http_after_status),
+        all,
     );
     Ok(())
 }
 
-async fn one(cluster: &Cluster, statuses: &Statuses, number: u8) -> Result<Times> {
+async fn trying(cluster: &Cluster, statuses: &Statuses, number: u8) -> Result<Duration> {
     let name = format!("web-{number}");
-    let (vip, vip6) = (cluster.vip(number), cluster.vip6(number));
-    let asker = Asker::start(cluster.router(), "eth0", &[vip.into(), vip6.into()])?;
+    let vip = cluster.vip(number);
     let url = format!("http://{}/", SocketAddr::from((vip, 80)));
     let client = HttpProbe::start(cluster.client(), &url, HTTP_PERIOD, HTTP_TIMEOUT)?;
-    let sent = clock::now();
     cluster
         .service(&name)
         .selects("web")
-        .annotation("kube-vip.io/loadbalancerIPs", &format!("{vip},{vip6}"))
-        .dual_stack()
+        .load_balancer_ip(vip)
         .port(80, 8080)
         .create()
         .await?;
-    let answered = clock::now();
-    let arp = asker.wait_first(vip.into(), SOON).await?;
-    let ndp = asker.wait_first(vip6.into(), SOON).await?;
-    let http = client.snapshot().started + client.wait_first(SOON).await?;
+    let first = client.snapshot().started + client.wait_first(SOON).await?;
     let status = poll_until(SOON, "status", async || Ok(statuses.of(&name))).await?;
     client.stop()?;
-    asker.stop()?;
-    Ok(Times {
-        arp: arp.saturating_duration_since(sent),
-        ndp: ndp.saturating_duration_since(sent),
-        arp_after_response: arp.saturating_duration_since(answered),
-        http_after_status: http.saturating_duration_since(status),
-    })
+    Ok(first.saturating_duration_since(status))
 }
 
 /// When each Service got its first status.

@@ -4,21 +4,17 @@ use std::{
     io::Read as _,
     net::{SocketAddr, TcpListener},
     process::{Child, Command, ExitStatus, Output, Stdio},
-    sync::Arc,
     time::Duration,
 };
 
 use harvester_cloud_provider::runtime::clock;
-use rustls::{
-    ClientConfig, DigitallySignedStruct, SignatureScheme,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::CryptoProvider,
-    pki_types::{CertificateDer, ServerName, UnixTime},
-};
+use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
+
+use crate::support::https;
 
 /// How long anything may take that should take no time.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -121,17 +117,9 @@ impl Drop for Speaker {
 /// Status code and body of a GET over HTTPS; `None` where nothing listens.
 async fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     let stream = TcpStream::connect(address).await.ok()?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(SelfSigned(provider)))
-        .with_no_client_auth();
     let name = ServerName::try_from("localhost").unwrap();
-    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-    let stream = connector.connect(name, stream).await.unwrap();
-    Some(exchange(stream, path).await)
+    let answer = https::get_over(stream, name, path, None).await.unwrap();
+    Some((answer.status.as_u16(), answer.body))
 }
 
 async fn exchange(
@@ -146,49 +134,6 @@ async fn exchange(
     let code = answer.split(' ').nth(1).and_then(|code| code.parse().ok());
     let body = answer.split_once("\r\n\r\n").map(|(_, body)| body);
     (code.unwrap(), body.unwrap().to_owned())
-}
-
-/// Takes the certificate, if it is made for the name and signed by its own key.
-#[derive(Debug)]
-struct SelfSigned(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for SelfSigned {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        let certificate = rustls::server::ParsedCertificate::try_from(end_entity)?;
-        rustls::client::verify_server_name(&certificate, server_name)?;
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 #[test]
