@@ -8,6 +8,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::election::view::same_version;
 
+/// More happenings at one moment than that are a loop.
+const MOST_AT_ONCE: usize = 10_000;
 const ACTORS: usize = 3;
 /// Faults end here, in milliseconds.
 const QUIET: u64 = 90_000;
@@ -139,10 +141,18 @@ impl World {
     }
 
     fn run(&mut self) -> Result<(), TestCaseError> {
+        let mut at_once = 0;
         while let Some(Reverse((at, serial))) = self.queue.pop() {
             if at > END {
                 break;
             }
+            // A deadline that stays in the past would be kept for ever, without time going on.
+            at_once = if at == self.now { at_once + 1 } else { 0 };
+            prop_assert!(
+                at_once < MOST_AT_ONCE,
+                "the clock stands still at {} ms",
+                at
+            );
             self.now = at;
             if let Some(what) = self.agenda.remove(&serial) {
                 self.happen(what);
