@@ -1,7 +1,7 @@
-//! How soon a new Service is reachable: from its creation to the first answered ARP request or neighbour
-//! solicitation (an asker on the router, every 2 ms), in a cluster without kube-proxy, whose work for
-//! three nodes would share this machine's cores; and, with kube-proxy and for a client that was already
-//! trying, from the status of the Service to its first HTTP answer.
+//! How soon a new Service is reachable, with kube-proxy on every node: from its creation to the first
+//! answered ARP request or neighbour solicitation (an asker on the router, every 2 ms), counted from the
+//! request and from its answer; and, for a client that was already trying, from the status of the Service
+//! to its first HTTP answer.
 #![expect(clippy::print_stdout, reason = "what a benchmark says")]
 
 mod stage;
@@ -34,12 +34,12 @@ const HTTP_TIMEOUT: Duration = Duration::from_millis(500);
 fn main() -> Result<()> {
     stage::run("announce", async || {
         stage::show_head();
-        let bare = Stage::set("announce", false).await?;
-        answers(&bare.cluster).await?;
-        bare.cluster.stop().await?;
-        let whole = Stage::set("announce-http", true).await?;
-        http(&whole.cluster).await?;
-        whole.cluster.stop().await
+        let asked = Stage::set("announce", true).await?;
+        answers(&asked.cluster).await?;
+        asked.cluster.stop().await?;
+        let tried = Stage::set("announce-http", true).await?;
+        http(&tried.cluster).await?;
+        tried.cluster.stop().await
     })
 }
 
