@@ -88,6 +88,10 @@ impl Loop {
             if changed || stood_still || wake.is_some_and(|wake| wake <= now) {
                 desired = self.decide();
             }
+            // Only now: an announcer that sees the proof has been told what was lost.
+            if self.model.doubt.is_none() {
+                self.proof.renew(now);
+            }
             if turn.is_refresh_due(now) {
                 self.heartbeat(&mut turn, desired.as_ref());
             }
@@ -97,8 +101,7 @@ impl Loop {
         }
     }
 
-    /// Notices a standstill and asks what it cost; otherwise proves that there was none. Returns
-    /// whether there was one.
+    /// Notices a standstill and asks what it cost. Returns whether there was one.
     fn note_turn(&mut self, turn: &mut Turn, now: Instant) -> bool {
         let pause = turn.note(&mut self.model, now);
         if let Some(pause) = pause {
@@ -106,9 +109,6 @@ impl Loop {
                 ?pause,
                 "stood still; asking the election what is still held"
             );
-        }
-        if self.model.doubt.is_none() {
-            self.proof.renew(now);
         }
         turn.question(&self.model, |round| self.executor.confirm(round));
         pause.is_some()

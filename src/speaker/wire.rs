@@ -9,7 +9,9 @@
 //! A VIP is asked for before it is put on the link (RFC 5227 in short form, see the announcer's
 //! witness), unless its last owner was one of us and gave it up in good order. Answers from nodes of
 //! the cluster are either kube-vip, which is respected, or kube-proxy in IPVS mode without strict
-//! ARP, which is no conflict.
+//! ARP, which is no conflict. A node that answers late is an owner of before that has not noticed its
+//! loss yet: to give the VIP up for it would leave it without anybody, so it is only announced more
+//! often for a while.
 
 use std::{
     net::IpAddr,
@@ -55,6 +57,8 @@ enum State {
     Asking(Question),
     Clear {
         at: Instant,
+        /// A node that answered late.
+        rival: Option<Answer>,
     },
     Answered {
         answer: Answer,
@@ -88,7 +92,7 @@ impl Wire {
     pub fn question(&self, now: Instant) -> Option<Question> {
         match &self.state {
             State::Asking(question) => Some(*question),
-            State::Clear { at } if now.saturating_duration_since(*at) < CLEAR_FOR => {
+            State::Clear { at, rival: None } if now.saturating_duration_since(*at) < CLEAR_FOR => {
                 Some(Question::New)
             }
             State::Clear { .. } | State::Answered { .. } => None,
@@ -98,7 +102,7 @@ impl Wire {
     /// The next moment at which [`Self::question`] or [`Self::verdict`] changes by itself.
     pub fn next_deadline(&self) -> Option<Instant> {
         match &self.state {
-            State::Clear { at } => Some(*at + CLEAR_FOR),
+            State::Clear { at, .. } => Some(*at + CLEAR_FOR),
             State::Asking(_) | State::Answered { .. } => None,
         }
     }
@@ -115,12 +119,15 @@ impl Wire {
 
     /// Clear, and the time for late answers is over.
     pub fn is_settled(&self, now: Instant) -> bool {
-        matches!(&self.state, State::Clear { at } if now.saturating_duration_since(*at) >= CLEAR_FOR)
+        matches!(&self.state, State::Clear { at, .. } if now.saturating_duration_since(*at) >= CLEAR_FOR)
     }
 
     pub fn handle_clear(&mut self, now: Instant) {
         if matches!(self.state, State::Asking(_)) {
-            self.state = State::Clear { at: now };
+            self.state = State::Clear {
+                at: now,
+                rival: None,
+            };
             self.answers = 0;
             self.last = None;
         }
@@ -128,6 +135,13 @@ impl Wire {
 
     pub fn handle_answer(&mut self, answer: Answer, now: Instant) {
         let after_waiting = matches!(self.state, State::Asking(Question::UntilSilent { .. }));
+        if answer.node.is_some() && matches!(self.state, State::Clear { .. }) {
+            self.state = State::Clear {
+                at: now,
+                rival: Some(answer),
+            };
+            return;
+        }
         if !matches!(self.state, State::Answered { .. }) {
             self.answers = self.answers.saturating_add(1);
             self.last = Some(answer);
@@ -143,7 +157,13 @@ impl Wire {
     pub fn verdict(&mut self, judge: Judge, now: Instant) -> Verdict {
         let (answer, at, after_waiting) = match &self.state {
             State::Asking(question) => return Verdict::Ask(*question),
-            State::Clear { .. } => return Verdict::Go { rival: None },
+            State::Clear {
+                at,
+                rival: Some(answer),
+            } if judge.kube_vip_serves => {
+                return self.retry(*answer, *at + KUBE_VIP_RETRY, now);
+            }
+            State::Clear { rival, .. } => return Verdict::Go { rival: *rival },
             State::Answered {
                 answer,
                 at,
@@ -245,6 +265,21 @@ mod tests {
             panic!("a foreign answer must hold the VIP back");
         };
         assert_eq!((until, answer), (at(t, 5_500), FOREIGN));
+    }
+
+    #[test]
+    fn a_node_that_answers_late_is_a_rival_for_a_while_and_takes_nothing() {
+        let t = start();
+        let mut wire = Wire::asking(LINK, Question::New);
+        wire.handle_clear(at(t, 10));
+        wire.handle_answer(node(), at(t, 40));
+        let go = Verdict::Go {
+            rival: Some(node()),
+        };
+        assert_eq!(wire.verdict(ALONE, at(t, 40)), go);
+        assert_eq!(wire.question(at(t, 40)), None);
+        assert!(!wire.is_settled(at(t, 1_039)));
+        assert!(wire.is_settled(at(t, 1_040)));
     }
 
     #[test]

@@ -106,7 +106,12 @@ async fn serve(
             announcer.handle_command(command, now);
         }
         announcer.hear_and_judge(&socket, &mut buffer, now)?;
-        announcer.transmit(&socket).await?;
+        let owned = announcer.fence.is_open(clock::now());
+        // Whoever proved that what stands here is owned has sent what is not before.
+        while let Ok(command) = commands.try_recv() {
+            announcer.handle_command(command, now);
+        }
+        announcer.transmit(&socket, owned).await?;
     }
 }
 
@@ -248,14 +253,14 @@ impl Announcer {
         }
     }
 
-    /// Sends what is due. Fails only if the link is gone for good.
-    async fn transmit(&mut self, socket: &PacketSocket) -> Result<(), SocketError> {
+    /// Sends what is due; announcements only if it is known that their VIPs are owned. Fails only if the link is gone for good.
+    async fn transmit(&mut self, socket: &PacketSocket, owned: bool) -> Result<(), SocketError> {
         let now = clock::now();
         let asked: Vec<IpAddr> = std::iter::from_fn(|| self.witness.poll_transmit()).collect();
         let mut due: Vec<IpAddr> = std::iter::from_fn(|| self.schedule.poll_transmit(now))
             .take(BATCH)
             .collect();
-        if !self.fence.is_open(now) {
+        if !owned {
             for vip in due.drain(..) {
                 self.schedule.handle_failure(vip, now);
             }

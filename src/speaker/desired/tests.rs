@@ -434,6 +434,20 @@ fn nodes_that_answer_are_waited_for_and_then_warned_about() {
 }
 
 #[test]
+fn a_node_that_claims_a_vip_late_takes_it_from_nobody() {
+    let mut world = World::new();
+    world.service("web", VIP);
+    world.acquired(LEASE, Acquisition::Created);
+    world.clear(VIP);
+    world.drain();
+    world.answered(VIP, Some("10.0.0.2"));
+    assert_eq!(world.standing(), [VIP]);
+    assert_eq!(world.drain(), ["announce 10.0.0.9 often"]);
+    world.pass(secs(2));
+    assert_eq!(world.drain(), ["announce 10.0.0.9"]);
+}
+
+#[test]
 fn a_global_kube_vip_that_still_answers_is_respected() {
     let mut world = World::new();
     world.seen("plndr-svcs-lock", Some("node1"));

@@ -197,7 +197,9 @@ impl Decision<'_> {
             match (wire.verdict(self.judge(), self.now), owner) {
                 (Verdict::Go { rival }, Some(owner)) => {
                     self.stand(*key, owner, rival.is_some(), desired);
-                    facts.extend(rival.map(|answer| ((*service).clone(), self.rival(vip, answer))));
+                    // One that answered late is about to notice its loss: nothing to tell.
+                    let lasting = rival.and(wire.last_answer());
+                    facts.extend(lasting.map(|by| ((*service).clone(), self.rival(vip, by))));
                 }
                 (Verdict::Wait { until, answer }, Some(_)) => {
                     desired.wake_at(until);
