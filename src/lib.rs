@@ -9,9 +9,11 @@
 //! without I/O, and every effect on the operating system or the API server sits behind one small
 //! module. `ARCHITECTURE.md` tells where a line of code belongs.
 
+pub mod ccm;
 pub mod check;
 pub mod config;
 pub mod election;
+pub mod harvester;
 pub mod k8s;
 pub mod net;
 pub mod runtime;
