@@ -7,6 +7,7 @@ use std::{fmt::Write as _, net::TcpListener, path::Path, time::Duration};
 
 use crate::{
     config::{Config, SpeakerConfig},
+    harvester,
     k8s::{self, ClientSource},
 };
 
@@ -33,13 +34,30 @@ pub async fn run(config: &Config) -> Report {
     if let Some(speaker) = &config.speaker {
         findings.extend(capabilities());
         findings.extend(links(speaker));
-    } else {
-        let reason = "the cloud controllers are not part of this build; only --speaker runs";
-        findings.push(("controllers".to_owned(), Err(reason.to_owned())));
+    }
+    if !config.ccm.controllers.none {
+        findings.push(("cloud-config".to_owned(), cloud_config(config).await));
     }
     findings.extend(ports(config));
     findings.push(("API server".to_owned(), api_server(config).await));
     report(config, &findings)
+}
+
+/// Beside a speaker it may be missing.
+async fn cloud_config(config: &Config) -> Result<String, String> {
+    let found = match &config.ccm.cloud_config {
+        None => Err("--cloud-config is not given".to_owned()),
+        Some(path) => harvester::connect(path)
+            .await
+            .map(|(host, _)| format!("everything is in namespace {}", host.namespace()))
+            .map_err(|error| error.to_string()),
+    };
+    match found {
+        Err(reason) if config.speaker.is_some() => Ok(format!(
+            "{reason}: only the speaker runs here, the cloud controllers are left to other nodes"
+        )),
+        found => found,
+    }
 }
 
 fn report(config: &Config, findings: &[Finding]) -> Report {
@@ -198,13 +216,17 @@ mod tests {
         let report = run(&config(nobody)).await;
         let (_, host) = report.text.split_once("host:").unwrap();
         assert!(
-            host.contains("controllers: the cloud controllers are not"),
+            host.contains("cloud-config: --cloud-config is not given"),
             "{host}"
         );
         assert!(!host.contains("in a cluster"), "{host}");
         assert!(!report.sound);
         let report = run(&config(&format!("{nobody} --speaker"))).await;
-        assert!(!report.text.contains("not part of this build"));
+        assert!(
+            report.text.contains("only the speaker runs here"),
+            "{}",
+            report.text
+        );
     }
 
     #[test]

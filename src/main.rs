@@ -10,8 +10,9 @@ use std::{
 };
 
 use harvester_cloud_provider::{
-    check,
+    ccm, check,
     config::{self, Config, Invocation, Surroundings},
+    k8s::{ClientSource, client::Rate},
     runtime::{self, Process, logging, ports, ports::Ports, shutdown::Signals},
     speaker,
 };
@@ -22,8 +23,6 @@ const WORKERS: usize = 2;
 /// Why the process ends with exit code 1.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("the cloud controllers are not part of this build; use --speaker or --controllers=-*")]
-    NoControllers,
     #[error(transparent)]
     Vips(#[from] speaker::vips::Error),
     #[error("the command vips is about the speaker: --speaker=false makes no sense with it")]
@@ -37,9 +36,18 @@ enum Error {
     #[error(transparent)]
     Ports(#[from] ports::Error),
     #[error(transparent)]
-    Run(#[from] runtime::Error<speaker::Error>),
+    Run(#[from] runtime::Error<WorkError>),
     #[error("cannot write to standard output")]
     Output(#[from] io::Error),
+}
+
+/// What a half of the program fails with.
+#[derive(Debug, thiserror::Error)]
+enum WorkError {
+    #[error(transparent)]
+    Speaker(#[from] speaker::Error),
+    #[error(transparent)]
+    Controllers(#[from] ccm::Error),
 }
 
 fn main() -> ExitCode {
@@ -110,17 +118,42 @@ async fn serve(config: Config) -> Result<(), Error> {
     // Before anything is waited for: as process 1 of a container, a signal that nobody takes is lost.
     let signals = Signals::install().map_err(Error::Signals)?;
     let ports = Ports::open(&config)?;
-    let Some(speaker) = config.speaker else {
-        return Err(Error::NoControllers);
-    };
-    if !config.ccm.controllers.none {
-        tracing::warn!("the cloud controllers are not part of this build: only the speaker runs");
-    }
     let (process, failures) = Process::new();
-    let work = speaker::run(speaker, process.clone());
+    let controllers = (!config.ccm.controllers.none).then(|| ccm::Setup {
+        guest: ClientSource {
+            kubeconfig: config.kubeconfig,
+            master: config.master,
+            rate: config.ccm.api_rate.map(|limit| Rate {
+                per_second: limit.per_second,
+                burst: limit.burst,
+            }),
+        },
+        config: config.ccm,
+        hostname: config.host_name,
+        beside_speaker: config.speaker.is_some(),
+    });
+    let speaker = config
+        .speaker
+        .map(|speaker| speaker::run(speaker, process.clone()));
+    let controllers = controllers.map(|setup| ccm::run(setup, process.clone()));
+    let work = Box::pin(async {
+        tokio::try_join!(
+            async { present(speaker).await.map_err(WorkError::from) },
+            async { present(controllers).await.map_err(WorkError::from) },
+        )?;
+        Ok(())
+    });
     runtime::run(process, failures, signals, ports, work).await?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// The work of a half that was switched on.
+async fn present<E>(work: Option<impl Future<Output = Result<(), E>>>) -> Result<(), E> {
+    match work {
+        Some(work) => work.await,
+        None => Ok(()),
+    }
 }
 
 /// What hangs when the future is done does not keep the process alive.

@@ -66,6 +66,8 @@ pub struct Config {
     pub kubeconfig: Option<PathBuf>,
     /// Address of the API server, instead of the kubeconfig's.
     pub master: Option<String>,
+    /// Of this machine or container, for identities and the sources of Events.
+    pub host_name: String,
     /// What the user should know, to be logged at start.
     pub warnings: Vec<String>,
     /// Every flag and its value's text, environment included.
@@ -282,6 +284,10 @@ fn assemble(
         },
         kubeconfig: parsed.flags.misc.kubeconfig.clone(),
         master: parsed.flags.misc.master.clone(),
+        host_name: surroundings
+            .host_name
+            .clone()
+            .unwrap_or_else(|| "localhost".to_owned()),
         warnings,
         flags: parsed.texts.clone(),
     }

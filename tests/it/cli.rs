@@ -157,7 +157,7 @@ fn mistakes_are_told_before_anything_is_done() {
         (&["manager"], &[("vip_arp", "nope")], "vip_arp"),
         (&["--speaker"], &[("bgp_enable", "true")], "bgp_enable"),
         (&[], &[("svc_enable", "yes")], "svc_enable"),
-        (&["--secure-port=0"], &[], "not part of this build"),
+        (&["--secure-port=0"], &[], "--cloud-config is required"),
     ] {
         let said = refused(args, variables);
         assert!(said.contains(expected), "{args:?} {variables:?}: {said}");
