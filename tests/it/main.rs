@@ -7,6 +7,7 @@
 )]
 
 mod architecture;
+mod ccm;
 mod cli;
 mod coexistence;
 mod kube_vip;

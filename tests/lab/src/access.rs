@@ -22,7 +22,28 @@ use crate::clock;
 
 const SPEAKER: &str = "lab:speaker";
 const KUBE_PROXY: &str = "system:node-proxier";
+const MANAGER: &str = "lab:cloud-controller-manager";
+const MANAGER_OF_OLD: &str = "lab:cloud-controller-manager-of-old";
+const SYSTEM: &str = "kube-system";
 const TOKEN_SECONDS: i64 = 24 * 60 * 60;
+
+/// What a cloud controller manager may do in its guest cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rights {
+    /// All that it can make use of.
+    Full,
+    /// Those that the chart of the Go program grants: no deletion of nodes, no watch over Leases.
+    OfOld,
+}
+
+impl Rights {
+    fn role(self) -> &'static str {
+        match self {
+            Self::Full => MANAGER,
+            Self::OfOld => MANAGER_OF_OLD,
+        }
+    }
+}
 
 /// Tokens of a cluster's service accounts.
 #[derive(Debug, Clone)]
@@ -49,6 +70,51 @@ pub(crate) async fn grant(client: &Client) -> Result<()> {
         ..ClusterRole::default()
     };
     create(&Api::all(client.clone()), role).await
+}
+
+/// The roles of cloud controller managers, and an account for each.
+pub(crate) async fn grant_managers(client: &Client) -> Result<()> {
+    for (rights, rules) in [
+        (Rights::Full, manager_rules()),
+        (Rights::OfOld, manager_rules_of_old()),
+    ] {
+        let role = rights.role();
+        let name = role.replace(':', "-");
+        let cluster_role = ClusterRole {
+            metadata: named(role),
+            rules: Some(rules),
+            ..ClusterRole::default()
+        };
+        let binding = ClusterRoleBinding {
+            metadata: named(role),
+            role_ref: role_ref("ClusterRole", role),
+            subjects: Some(vec![account(&name, SYSTEM)]),
+        };
+        let service_account = ServiceAccount {
+            metadata: named(&name),
+            ..ServiceAccount::default()
+        };
+        create(&Api::all(client.clone()), cluster_role).await?;
+        create(&Api::all(client.clone()), binding).await?;
+        create(&Api::namespaced(client.clone(), SYSTEM), service_account).await?;
+    }
+    Ok(())
+}
+
+/// A token of the account with these rights.
+pub(crate) async fn manager_token(client: &Client, rights: Rights) -> Result<String> {
+    token(client, SYSTEM, &rights.role().replace(':', "-")).await
+}
+
+async fn token(client: &Client, namespace: &str, account: &str) -> Result<String> {
+    let accounts = Api::<ServiceAccount>::namespaced(client.clone(), namespace);
+    let mut request = TokenRequest::default();
+    request.spec.expiration_seconds = Some(TOKEN_SECONDS);
+    let answer = accounts
+        .create_token_request(account, &PostParams::default(), &request)
+        .await;
+    let answer = answer.with_context(|| format!("asking for a token of {account}"))?;
+    Ok(answer.status.context("the answer has no token")?.token)
 }
 
 /// The accounts of one cluster in its release namespace, their rights and their tokens.
@@ -116,13 +182,7 @@ async fn bound_account(
         subjects: Some(vec![account(name, namespace)]),
     };
     create(&Api::all(client.clone()), binding).await?;
-    let mut request = TokenRequest::default();
-    request.spec.expiration_seconds = Some(TOKEN_SECONDS);
-    let answer = accounts
-        .create_token_request(name, &PostParams::default(), &request)
-        .await;
-    let answer = answer.with_context(|| format!("asking for a token of {name}"))?;
-    Ok(answer.status.context("the answer has no token")?.token)
+    token(client, namespace, name).await
 }
 
 async fn create<K>(api: &Api<K>, object: K) -> Result<()>
@@ -159,6 +219,59 @@ fn speaker_rules() -> Vec<PolicyRule> {
             "authorization.k8s.io",
             &["subjectaccessreviews"],
             &["create"],
+        ),
+    ]
+}
+
+fn manager_rules() -> Vec<PolicyRule> {
+    let watch = ["get", "list", "watch"];
+    vec![
+        rule("", &["services"], &[&watch[..], &["patch"]].concat()),
+        rule("", &["services/status"], &["patch"]),
+        rule(
+            "",
+            &["nodes"],
+            &[&watch[..], &["update", "patch", "delete"]].concat(),
+        ),
+        rule("", &["nodes/status"], &["patch"]),
+        rule("", &["events"], &["create", "patch"]),
+        rule(
+            "",
+            &["configmaps"],
+            &[&watch[..], &["create", "update"]].concat(),
+        ),
+        rule(
+            "coordination.k8s.io",
+            &["leases"],
+            &[&watch[..], &["create", "update"]].concat(),
+        ),
+        rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
+        rule(
+            "authorization.k8s.io",
+            &["subjectaccessreviews"],
+            &["create"],
+        ),
+    ]
+}
+
+fn manager_rules_of_old() -> Vec<PolicyRule> {
+    let most = ["get", "list", "watch", "create", "update"];
+    vec![
+        rule(
+            "",
+            &["services", "nodes", "events"],
+            &[&most[..], &["patch"]].concat(),
+        ),
+        rule(
+            "",
+            &["nodes/status", "services/status"],
+            &["update", "patch"],
+        ),
+        rule("", &["configmaps"], &most),
+        rule(
+            "coordination.k8s.io",
+            &["leases"],
+            &["get", "create", "update"],
         ),
     ]
 }

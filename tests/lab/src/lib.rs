@@ -8,6 +8,7 @@ pub mod cluster;
 pub mod control_plane;
 mod delay;
 mod frame;
+pub mod guest;
 pub mod host;
 pub mod http_client;
 mod iproute;
@@ -28,9 +29,11 @@ pub mod tools;
 pub mod wait;
 
 pub use crate::{
+    access::Rights,
     api_proxy::{ApiProxy, Counts, Failure},
     cluster::{Cluster, Node, SpeakerSetup},
     control_plane::{ControlPlane, Settings},
+    guest::{Guest, Manager, ManagerSetup},
     host::Host,
     iproute::unavailable,
     mac::MacAddress,

@@ -1,0 +1,4 @@
+//! The cloud controller manager on real API servers, that of the guest and that of the host.
+
+mod leadership;
+mod stage;
