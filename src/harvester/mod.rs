@@ -76,7 +76,7 @@ impl std::fmt::Debug for Reload {
 pub async fn connect(path: &Path) -> Result<(Host, Reload), ConnectError> {
     let seen = contents(path).await;
     let client = client(path).await?;
-    let namespace = client.default_namespace().to_owned();
+    let namespace = namespace_of(&client);
     let (current, following) = watch::channel(client);
     let host = Host {
         client: follow(following, &namespace),
@@ -97,6 +97,14 @@ async fn client(path: &Path) -> Result<Client, ConnectError> {
         ..ClientSource::default()
     };
     Ok(k8s::connect(&source, COMPONENT).await?.client)
+}
+
+/// That of the current context; an empty one counts as none.
+fn namespace_of(client: &Client) -> String {
+    match client.default_namespace() {
+        "" => "default".to_owned(),
+        namespace => namespace.to_owned(),
+    }
 }
 
 /// A client that hands each request to the one that is current.
@@ -157,13 +165,13 @@ impl Reload {
         let path = self.path.display();
         self.seen = found;
         match client(&self.path).await {
-            Ok(client) if client.default_namespace() == self.namespace => {
+            Ok(client) if namespace_of(&client) == self.namespace => {
                 tracing::info!(%path, "the cloud-config has changed; its credentials are used from now on");
                 self.current.send_replace(client);
             }
             Ok(client) => tracing::error!(
                 %path,
-                now = client.default_namespace(),
+                now = namespace_of(&client),
                 before = self.namespace,
                 "the cloud-config names another namespace; it is used after a restart only"
             ),
@@ -173,3 +181,6 @@ impl Reload {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
