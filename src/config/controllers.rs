@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_enable_what_the_framework_enables() {
+    fn fw_o5_lists_enable_what_the_framework_enables() {
         let all = vec![CloudNode, CloudNodeLifecycle, Service, Route];
         for (list, expected) in [
             ("*", all.clone()),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_lower_case_words_that_end_in_controller() {
+    fn fw_o12_o13_names_are_lower_case_words_that_end_in_controller() {
         for controller in Controller::ALL {
             let name = controller.name();
             assert!(name.ends_with("-controller"));

@@ -307,20 +307,45 @@ fn the_speakers_rules_hold_for_flags_and_variables() {
 }
 
 #[test]
-fn worker_counts_limit_only_when_given() {
+fn fw_o3_o4_o6_to_o11_worker_counts() {
     let workers = |line: &str| loaded(line, &[]).map(|c| c.ccm.workers);
-    let five = Workers {
-        node_syncs: Some(5),
-        node_status_updates: Some(5),
-        service_syncs: None,
+    let given = |node_syncs, node_status_updates| {
+        Ok(Workers {
+            node_syncs,
+            node_status_updates,
+            service_syncs: None,
+        })
     };
-    assert_eq!(workers("--concurrent-node-syncs=5"), Ok(five));
-    assert!(workers("--concurrent-node-syncs=-5").is_err());
-    assert!(workers("--concurrent-node-syncs=5 --concurrent-node-status-updates=-1").is_err());
+    for (line, expected) in [
+        ("", given(None, None)),
+        ("--concurrent-node-syncs=5", given(Some(5), Some(5))),
+        (
+            "--concurrent-node-syncs=5 --concurrent-node-status-updates=0",
+            given(Some(5), Some(5)),
+        ),
+        (
+            "--concurrent-node-syncs=5 --concurrent-node-status-updates=5",
+            given(Some(5), Some(5)),
+        ),
+        (
+            "--concurrent-node-syncs=5 --concurrent-node-status-updates=3",
+            given(Some(5), Some(3)),
+        ),
+    ] {
+        assert_eq!(workers(line), expected, "{line}");
+    }
+    for line in [
+        "--concurrent-node-syncs=-5",
+        "--concurrent-node-syncs=0",
+        "--concurrent-node-syncs=5 --concurrent-node-status-updates=-1",
+        "--concurrent-service-syncs=0",
+    ] {
+        assert!(workers(line).is_err(), "{line}");
+    }
 }
 
 #[test]
-fn the_list_of_open_paths_can_be_emptied() {
+fn fw_o2_the_list_of_open_paths_can_be_emptied() {
     let config = loaded("--authorization-always-allow-paths=", &[]).unwrap();
     let open = config.serving.map(|s| s.authorization.always_allow);
     assert_eq!(open, Some(vec![]));

@@ -85,7 +85,7 @@ fn values_may_begin_with_a_dash() {
 }
 
 #[test]
-fn defaults_are_those_of_the_go_program_with_harvesters_presets() {
+fn fw_o1_defaults_are_those_of_the_go_program_with_harvesters_presets() {
     let texts = flags("").texts;
     let text = |name: &str| {
         texts
