@@ -198,7 +198,7 @@ impl Decision<'_> {
                 (Verdict::Go { rival }, Some(owner)) => {
                     self.stand(*key, owner, rival.is_some(), desired);
                     // One that answered late is about to notice its loss: nothing to tell.
-                    let lasting = rival.and(wire.last_answer());
+                    let lasting = rival.and_then(|_| wire.last_answer());
                     facts.extend(lasting.map(|by| ((*service).clone(), self.rival(vip, by))));
                 }
                 (Verdict::Wait { until, answer }, Some(_)) => {
