@@ -8,6 +8,7 @@ use std::{fmt::Write as _, net::TcpListener, path::Path, time::Duration};
 use crate::{
     config::{Config, SpeakerConfig},
     k8s::{self, ClientSource},
+    runtime::realtime,
 };
 
 /// How long the API server may take to answer.
@@ -27,22 +28,33 @@ pub struct Report {
 /// One finding: what was looked at, and how it is.
 type Finding = (String, Result<String, String>);
 
+/// What could be better and stands in nobody's way.
+type Note = (String, String);
+
 /// Checks a configuration on this host.
 pub async fn run(config: &Config) -> Report {
     let mut findings = Vec::new();
+    let mut notes = Vec::new();
     if let Some(speaker) = &config.speaker {
         findings.extend(capabilities());
         findings.extend(links(speaker));
+        if speaker.realtime {
+            let subject = "real-time scheduling".to_owned();
+            match realtime::probe() {
+                Ok(()) => findings.push((subject, Ok("permitted".to_owned()))),
+                Err(error) => notes.push((subject, chain(&error))),
+            }
+        }
     } else {
         let reason = "the cloud controllers are not part of this build; only --speaker runs";
         findings.push(("controllers".to_owned(), Err(reason.to_owned())));
     }
     findings.extend(ports(config));
     findings.push(("API server".to_owned(), api_server(config).await));
-    report(config, &findings)
+    report(config, &findings, &notes)
 }
 
-fn report(config: &Config, findings: &[Finding]) -> Report {
+fn report(config: &Config, findings: &[Finding], notes: &[Note]) -> Report {
     let mut text = String::new();
     // Writing to a string does not fail.
     let mut line = |prefix: &str, rest: &str| {
@@ -61,6 +73,9 @@ fn report(config: &Config, findings: &[Finding]) -> Report {
             Ok(how) => line("  ok      ", &format!("{subject}: {how}")),
             Err(why) => line("  FAILED  ", &format!("{subject}: {why}")),
         }
+    }
+    for (subject, note) in notes {
+        line("  note    ", &format!("{subject}: {note}"));
     }
     let sound = findings.iter().all(|(_, finding)| finding.is_ok());
     Report { text, sound }

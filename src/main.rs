@@ -12,7 +12,7 @@ use std::{
 use harvester_cloud_provider::{
     check,
     config::{self, Config, Invocation, Surroundings},
-    runtime::{self, Process, logging, ports, ports::Ports, shutdown::Signals},
+    runtime::{self, Process, logging, ports, ports::Ports, realtime::Realtime, shutdown::Signals},
     speaker,
 };
 
@@ -117,6 +117,16 @@ async fn serve(config: Config) -> Result<(), Error> {
         tracing::warn!("the cloud controllers are not part of this build: only the speaker runs");
     }
     let (process, failures) = Process::new();
+    if speaker.realtime {
+        // The threads until here are those of the runtime.
+        match Realtime::claim() {
+            Ok(realtime) => {
+                let shutdown = process.shutdown.clone();
+                process.tasks.spawn("realtime", realtime.keep(shutdown));
+            }
+            Err(error) => tracing::info!(%error, "no real-time scheduling"),
+        }
+    }
     let work = speaker::run(speaker, process.clone());
     runtime::run(process, failures, signals, ports, work).await?;
     tracing::info!("stopped");
