@@ -1,5 +1,5 @@
 # The program and nothing else, on Debian's C library. It needs the capabilities NET_ADMIN and NET_RAW
-# and the host's network, and therefore root in the container.
+# and the host's network, and therefore root in the container. SYS_NICE is good to have.
 FROM docker.io/library/rust:1-slim-bookworm AS build
 WORKDIR /src
 COPY . .

@@ -30,6 +30,9 @@ const WARM_UP: u8 = 50;
 /// A client that tries again at once. Its first request waits in its kernel for the owner's MAC.
 const HTTP_PERIOD: Duration = Duration::from_millis(5);
 const HTTP_TIMEOUT: Duration = Duration::from_millis(500);
+/// What a Service sets off (its status, its endpoints, the rules of three kube-proxies) is over after this
+/// time, and disturbs the next one no more.
+const CALM: Duration = Duration::from_millis(500);
 
 fn main() -> Result<()> {
     stage::run("announce", async || {
@@ -76,6 +79,7 @@ async fn answer(cluster: &Cluster, number: u8, ipv6: bool) -> Result<(Duration, 
         .annotation("kube-vip.io/loadbalancerIPs", &vip.to_string())
         .port(80, 8080);
     let service = if ipv6 { service.ipv6_only() } else { service };
+    clock::sleep(CALM).await;
     let sent = clock::now();
     service.create().await?;
     let answered = clock::now();

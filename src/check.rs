@@ -9,6 +9,7 @@ use crate::{
     config::{Config, SpeakerConfig},
     harvester,
     k8s::{self, ClientSource},
+    runtime::realtime,
 };
 
 /// How long the API server may take to answer.
@@ -28,19 +29,30 @@ pub struct Report {
 /// One finding: what was looked at, and how it is.
 type Finding = (String, Result<String, String>);
 
+/// What could be better and stands in nobody's way.
+type Note = (String, String);
+
 /// Checks a configuration on this host.
 pub async fn run(config: &Config) -> Report {
     let mut findings = Vec::new();
+    let mut notes = Vec::new();
     if let Some(speaker) = &config.speaker {
         findings.extend(capabilities());
         findings.extend(links(speaker));
+        if speaker.realtime {
+            let subject = "real-time scheduling".to_owned();
+            match realtime::probe() {
+                Ok(()) => findings.push((subject, Ok("permitted".to_owned()))),
+                Err(error) => notes.push((subject, chain(&error))),
+            }
+        }
     }
     if !config.ccm.controllers.none {
         findings.push(("cloud-config".to_owned(), cloud_config(config).await));
     }
     findings.extend(ports(config));
     findings.push(("API server".to_owned(), api_server(config).await));
-    report(config, &findings)
+    report(config, &findings, &notes)
 }
 
 /// Beside a speaker it may be missing.
@@ -60,7 +72,7 @@ async fn cloud_config(config: &Config) -> Result<String, String> {
     }
 }
 
-fn report(config: &Config, findings: &[Finding]) -> Report {
+fn report(config: &Config, findings: &[Finding], notes: &[Note]) -> Report {
     let mut text = String::new();
     // Writing to a string does not fail.
     let mut line = |prefix: &str, rest: &str| {
@@ -79,6 +91,9 @@ fn report(config: &Config, findings: &[Finding]) -> Report {
             Ok(how) => line("  ok      ", &format!("{subject}: {how}")),
             Err(why) => line("  FAILED  ", &format!("{subject}: {why}")),
         }
+    }
+    for (subject, note) in notes {
+        line("  note    ", &format!("{subject}: {note}"));
     }
     let sound = findings.iter().all(|(_, finding)| finding.is_ok());
     Report { text, sound }

@@ -13,7 +13,7 @@ use harvester_cloud_provider::{
     ccm, check,
     config::{self, Config, Invocation, Surroundings},
     k8s::{ClientSource, client::Rate},
-    runtime::{self, Process, logging, ports, ports::Ports, shutdown::Signals},
+    runtime::{self, Process, logging, ports, ports::Ports, realtime::Realtime, shutdown::Signals},
     speaker,
 };
 
@@ -119,6 +119,16 @@ async fn serve(config: Config) -> Result<(), Error> {
     let signals = Signals::install().map_err(Error::Signals)?;
     let ports = Ports::open(&config)?;
     let (process, failures) = Process::new();
+    if config.speaker.as_ref().is_some_and(|it| it.realtime) {
+        // The threads until here are those of the runtime.
+        match Realtime::claim() {
+            Ok(realtime) => {
+                let shutdown = process.shutdown.clone();
+                process.tasks.spawn("realtime", realtime.keep(shutdown));
+            }
+            Err(error) => tracing::info!(%error, "no real-time scheduling"),
+        }
+    }
     let controllers = (!config.ccm.controllers.none).then(|| ccm::Setup {
         guest: ClientSource {
             kubeconfig: config.kubeconfig,

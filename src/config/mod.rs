@@ -294,6 +294,7 @@ fn assemble(
 }
 
 /// The speaker's settings (`--speaker-…`), with kube-vip's environment names as defaults.
+#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpeakerConfig {
     /// Kubernetes name of the Node this process runs on; also the holder identity's first part.
@@ -326,6 +327,8 @@ pub struct SpeakerConfig {
     pub api_outage: ApiOutagePolicy,
     /// Kernel lifetime of a VIP address; `None` is for ever.
     pub address_lifetime: Option<Duration>,
+    /// Real-time scheduling, where it is permitted.
+    pub realtime: bool,
     /// Plain HTTP metrics, kube-vip's `:2112`.
     pub metrics_address: Option<SocketAddr>,
     /// Plain HTTP `/healthz`.

@@ -71,6 +71,7 @@ pub(super) fn decide(
             _ => ApiOutagePolicy::Hold,
         },
         address_lifetime: Some(flags.speaker_address_lifetime).filter(|l| !l.is_zero()),
+        realtime: flags.speaker_realtime,
         metrics_address: flags.speaker_metrics_address.0,
         health_port: Some(flags.speaker_health_port).filter(|port| *port != 0),
         kubeconfig: parsed.flags.misc.kubeconfig.clone(),

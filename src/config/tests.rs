@@ -81,6 +81,7 @@ fn the_speakers_defaults_are_those_of_the_design() {
         allowed_cidrs: vec![],
         api_outage: ApiOutagePolicy::Hold,
         address_lifetime: Some(Duration::from_secs(5)),
+        realtime: true,
         metrics_address: None,
         health_port: None,
         kubeconfig: None,

@@ -9,7 +9,7 @@
 //! once to the reader and to each sender ([`SocketError::LinkDown`]); the socket works again when
 //! the link does. [`SocketError::LinkGone`] is final.
 //!
-//! This is the only file with `unsafe`.
+//! Beside `runtime::realtime` this is the only file with `unsafe`.
 #![cfg_attr(
     not(test),
     warn(clippy::indexing_slicing, clippy::arithmetic_side_effects)

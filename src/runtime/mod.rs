@@ -14,6 +14,7 @@ pub mod informer;
 pub mod logging;
 pub mod metrics;
 pub mod ports;
+pub mod realtime;
 pub mod server;
 pub mod shutdown;
 pub mod tasks;

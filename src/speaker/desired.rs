@@ -35,6 +35,9 @@ pub const IDENTITY_SUFFIX: &str = "_speaker";
 pub struct Desired {
     pub vips: BTreeMap<IpAddr, DesiredVip>,
     pub questions: BTreeMap<(LinkIndex, IpAddr), Question>,
+    /// Where VIPs that this node may come to own have their place. Announcers stand ready there: to open
+    /// one when a VIP is to be asked for takes longer than its first answer.
+    pub places: BTreeSet<LinkIndex>,
     /// The links to listen on, with what their announcers need to know.
     pub links: BTreeMap<LinkIndex, LinkFacts>,
     pub contests: BTreeMap<LeaseKey, ContestWish>,
@@ -235,13 +238,14 @@ impl Decision<'_> {
         })
     }
 
-    /// The links with VIPs or questions.
+    /// The links with VIPs, questions, or a place for VIPs.
     fn links(&self, desired: &mut Desired) {
         let used: BTreeSet<LinkIndex> = desired
             .vips
             .values()
             .map(|vip| vip.address.key.link)
             .chain(desired.questions.keys().map(|(link, _)| *link))
+            .chain(desired.places.iter().copied())
             .collect();
         for index in used {
             if let Some(failure) = self.model.observed.announcer_failures.get(&index)

@@ -58,6 +58,7 @@ pub(crate) fn config() -> SpeakerConfig {
         allowed_cidrs: Vec::new(),
         api_outage: ApiOutagePolicy::Hold,
         address_lifetime: Some(Duration::from_secs(5)),
+        realtime: true,
         metrics_address: None,
         health_port: None,
         kubeconfig: None,

@@ -21,8 +21,12 @@ const UNFINISHED: [&str; 5] = [
     concat!("FIX", "ME"),
 ];
 
-/// The packet socket, and the network namespaces of tests.
-const UNSAFE: [&str; 2] = ["net/packet_socket.rs", "net/testing.rs"];
+/// The packet socket, the scheduling of threads, and the network namespaces of tests.
+const UNSAFE: [&str; 3] = [
+    "net/packet_socket.rs",
+    "net/testing.rs",
+    "runtime/realtime.rs",
+];
 
 /// For each module of the crate, the others of the crate that it may use.
 const MAY_USE: [(&str, &[&str]); 10] = [

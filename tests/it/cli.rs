@@ -19,6 +19,9 @@ use crate::support::https;
 /// How long anything may take that should take no time.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// capability.h
+const CAP_SYS_NICE: u32 = 23;
+
 const KUBECONFIG: &str = r#"{"apiVersion": "v1", "kind": "Config", "current-context": "x",
   "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
   "clusters": [{"name": "x", "cluster": {"server": "http://127.0.0.1:1"}}],
@@ -59,10 +62,14 @@ struct Speaker {
 
 impl Speaker {
     async fn start(further: &[&str]) -> Self {
+        Self::start_as(binary(), further).await
+    }
+
+    /// `command` is the binary, or something that becomes it.
+    async fn start_as(mut command: Command, further: &[&str]) -> Self {
         let kubeconfig = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(kubeconfig.path(), KUBECONFIG).unwrap();
         let secure = SocketAddr::from(([127, 0, 0, 1], free_port()));
-        let mut command = binary();
         command
             .args(["--speaker", "--controllers=-*", "--bind-address=127.0.0.1"])
             .arg("--speaker-node-name=node-1")
@@ -81,6 +88,20 @@ impl Speaker {
             clock::sleep(Duration::from_millis(20)).await;
         }
         speaker
+    }
+
+    /// Name and scheduling policy of each thread: fields 2 and 41 of `proc_pid_stat(5)`.
+    fn threads(&self) -> Vec<(String, i32)> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let stats = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("stat")));
+        let parse = |stat: String| {
+            let (_, rest) = stat.split_once('(').unwrap();
+            let (name, fields) = rest.rsplit_once(')').unwrap();
+            let policy = fields.split_whitespace().nth(41 - 3).unwrap();
+            (name.to_owned(), policy.parse().unwrap())
+        };
+        // A thread of the pool may end meanwhile.
+        stats.filter_map(Result::ok).map(parse).collect()
     }
 
     fn signal(&self, name: &str) {
@@ -270,4 +291,86 @@ fn check_prints_the_effective_configuration() {
         text.contains("FAILED  link nolink0: there is no such link"),
         "{text}"
     );
+}
+
+/// Whether this process may do it decides what the started one may.
+fn realtime_is_permitted() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let set = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    let set = u64::from_str_radix(set.unwrap().trim(), 16).unwrap();
+    set & (1 << CAP_SYS_NICE) != 0
+}
+
+/// Starts the binary without the capability `SYS_NICE`.
+fn without_sys_nice() -> Command {
+    let mut command = Command::new("setpriv");
+    command
+        .env_clear()
+        .args(["--bounding-set=-sys_nice", "--inh-caps=-sys_nice"])
+        .arg(env!("CARGO_BIN_EXE_harvester-cloud-provider"));
+    command
+}
+
+#[tokio::test]
+async fn a_speaker_runs_in_real_time_and_its_ports_do_not() {
+    if !realtime_is_permitted() {
+        eprintln!("skipped: needs the capability SYS_NICE");
+        return;
+    }
+    let speaker = Speaker::start(&[]).await;
+    let threads = speaker.threads();
+    for (name, policy) in &threads {
+        let expected = if name == "http" {
+            libc::SCHED_OTHER
+        } else {
+            libc::SCHED_RR
+        };
+        assert_eq!(*policy, expected, "{name} of {threads:?}");
+    }
+    assert!(threads.iter().any(|(name, _)| name == "http"));
+    assert!(threads.len() >= 4, "main, two workers, http: {threads:?}");
+}
+
+#[tokio::test]
+async fn without_flag_or_capability_a_speaker_is_an_ordinary_process() {
+    let permitted = realtime_is_permitted();
+    let plain = Speaker::start(&["--speaker-realtime=false"]).await;
+    let mut speakers = vec![(plain, false)];
+    if permitted {
+        speakers.push((Speaker::start_as(without_sys_nice(), &[]).await, true));
+    } else {
+        speakers.push((Speaker::start(&[]).await, true));
+    }
+    for (speaker, says_so) in speakers {
+        let threads = speaker.threads();
+        let ordinary = threads.iter().all(|(_, p)| *p == libc::SCHED_OTHER);
+        assert!(ordinary, "{threads:?}");
+        speaker.signal("TERM");
+        let (status, log) = speaker.ended().await;
+        assert!(status.success(), "{status} {log}");
+        let told = log.matches("no real-time scheduling").count();
+        assert_eq!(told, usize::from(says_so), "{log}");
+    }
+}
+
+#[test]
+fn check_takes_a_missing_sys_nice_for_no_failure() {
+    if !realtime_is_permitted() {
+        eprintln!("skipped: needs a capability to drop");
+        return;
+    }
+    let args = [
+        "check",
+        "--speaker",
+        "--speaker-node-name=n",
+        "--secure-port=0",
+    ];
+    let said = |mut command: Command| {
+        let output = command.args(args).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let text = said(binary());
+    assert!(text.contains("ok      real-time scheduling"), "{text}");
+    let text = said(without_sys_nice());
+    assert!(text.contains("note    real-time scheduling"), "{text}");
 }

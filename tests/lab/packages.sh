@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the programs that the lab, its build and its tests use, where they are missing.
+# Installs what the lab, its build and its tests use, where it is missing.
 set -eu
 
 if [ -z "${KUBEBUILDER_ASSETS:-}" ] && ! command -v go >/dev/null 2>&1; then
@@ -13,10 +13,22 @@ missing=
 need() { # program package
     command -v "$1" >/dev/null 2>&1 || missing="$missing $2"
 }
+need make make
 need ip iproute2
 need nft nftables
-need cc gcc
 need ps procps
+need cc gcc
+# For libFuzzer, without which the fuzz targets are not checked.
+need c++ g++
+# A compiler may have come without the C library's files to link with.
+links() {
+    echo 'int main(void) { return 0; }' | cc -x c -o /dev/null - 2>/dev/null
+}
+links || missing="$missing libc6-dev"
+# For the registries of Rust and Go. (Other distributions have these certificates elsewhere.)
+if command -v apt-get >/dev/null 2>&1 && [ -z "${SSL_CERT_FILE:-}" ]; then
+    [ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
+fi
 
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" -ne 0 ]; then

@@ -102,6 +102,9 @@ pub(in crate::config) struct SpeakerFlags {
     /// The kernel removes VIPs that were not refreshed for this long; 0 never
     #[arg(long, default_value = "5s", value_parser = duration::parse)]
     pub speaker_address_lifetime: Duration,
+    /// Run before all ordinary work of the node (needs the capability `SYS_NICE`; without it as any other process)
+    #[arg(long, default_value = "true")]
+    pub speaker_realtime: bool,
     /// Plain HTTP metrics, `address:port` or `:port`; `off`
     #[arg(long, default_value = "off", value_parser = metrics_address)]
     pub speaker_metrics_address: MetricsAddress,

@@ -56,6 +56,10 @@ impl Decision<'_> {
             standing => standing,
         };
 
+        if standing != Standing::No {
+            let places = extent.usable.iter().map(|usable| usable.key.link);
+            desired.places.extend(places);
+        }
         self.courtesy(group, desired);
         let owner = self.ownership(group).filter(|_| standing != Standing::No);
         let yields = standing == Standing::Reluctant && self.held_willingly(&group.lease);

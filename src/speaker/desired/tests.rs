@@ -101,7 +101,11 @@ fn nothing_is_asked_or_announced_while_another_holds_the_lease() {
     let mut world = World::new();
     world.seen(LEASE, Some("node1_speaker"));
     world.service("web", VIP);
-    assert_eq!(world.drain(), ["contend kubevip-web"]);
+    assert_eq!(
+        world.drain(),
+        ["contend kubevip-web", "attend eth0"],
+        "an announcer stands ready"
+    );
 }
 
 #[test]
@@ -114,7 +118,6 @@ fn after_a_speakers_release_the_vip_is_announced_at_once() {
     assert_eq!(
         world.drain(),
         [
-            "attend eth0",
             "add 10.0.0.9",
             "announce 10.0.0.9",
             "write web",
@@ -145,7 +148,7 @@ fn after_an_expiry_the_wire_is_asked_and_after_kube_vip_until_it_is_silent() {
         world.service("web", VIP);
         world.drain();
         world.acquired(LEASE, how);
-        assert_eq!(world.drain(), ["attend eth0", question]);
+        assert_eq!(world.drain(), [question]);
         world.clear(VIP);
         assert_eq!(world.standing(), [VIP]);
     }
@@ -363,11 +366,11 @@ fn a_lease_that_comes_long_after_the_verdict_asks_again_once() {
     world.pass(secs(30));
     assert_eq!(
         world.drain(),
-        ["forget 10.0.0.9", "leave 2"],
+        ["forget 10.0.0.9"],
         "nobody asks for what may never be ours"
     );
     world.acquired(LEASE, Acquisition::Created);
-    assert_eq!(world.drain(), ["attend eth0", "ask 10.0.0.9"]);
+    assert_eq!(world.drain(), ["ask 10.0.0.9"]);
     world.clear(VIP);
     assert_eq!(world.standing(), [VIP]);
 }
@@ -392,9 +395,9 @@ fn a_foreign_host_that_answers_keeps_the_vip_away_until_it_is_silent() {
     world.acquired(LEASE, Acquisition::Created);
     world.drain();
     world.answered(VIP, None);
-    assert_eq!(world.drain(), ["leave 2", "tell web AddressConflict"]);
+    assert_eq!(world.drain(), ["tell web AddressConflict"]);
     world.pass(secs(6));
-    assert_eq!(world.drain(), ["attend eth0", "ask 10.0.0.9"]);
+    assert_eq!(world.drain(), ["ask 10.0.0.9"]);
     world.clear(VIP);
     assert_eq!(world.standing(), [VIP]);
 }

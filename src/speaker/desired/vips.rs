@@ -31,7 +31,7 @@ const GIVE_UP_AFTER: u32 = 2;
 /// A VIP that this node could announce.
 pub(super) struct Usable<'a> {
     service: &'a ServiceKey,
-    key: AddressKey,
+    pub(super) key: AddressKey,
     /// The node that the status of a Service names for it.
     served_by: Option<&'a str>,
 }

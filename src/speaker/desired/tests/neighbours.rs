@@ -15,7 +15,7 @@ fn a_vip_that_the_predecessor_did_not_announce_is_asked_for() {
     world.service("web", VIP);
     world.drain();
     world.acquired(LEASE, released_by("node1"));
-    assert_eq!(world.drain(), ["attend eth0", "ask 10.0.0.9"]);
+    assert_eq!(world.drain(), ["ask 10.0.0.9"]);
     world.answered(VIP, None);
     assert!(
         world.standing().is_empty(),
@@ -30,7 +30,7 @@ fn a_vip_that_another_than_the_predecessor_announced_is_asked_for() {
     served_by(&mut world, "node2");
     world.drain();
     world.acquired(LEASE, released_by("node1"));
-    assert_eq!(world.drain(), ["attend eth0", "ask 10.0.0.9"]);
+    assert_eq!(world.drain(), ["ask 10.0.0.9"]);
 }
 
 #[test]
