@@ -1,6 +1,11 @@
 //! The cloud controller manager: its controllers, and what they share.
 
 pub mod cache;
+pub mod instance;
+pub mod machines;
+pub mod node;
+pub mod nodelifecycle;
+pub mod topology;
 
 use std::sync::Arc;
 
