@@ -12,6 +12,11 @@
 pub mod cache;
 mod controllers;
 mod leadership;
+pub mod instance;
+pub mod machines;
+pub mod node;
+pub mod nodelifecycle;
+pub mod topology;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 

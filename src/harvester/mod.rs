@@ -4,6 +4,8 @@
 //! credentials and server follow the file ([`Reload`]), so that a rotated token needs no restart. Requests
 //! under way end with the credentials they began with.
 
+pub mod kubevirt;
+
 use std::{
     path::{Path, PathBuf},
     time::Duration,

@@ -4,10 +4,12 @@
 //! can do about it. The client below retries nothing by itself.
 
 pub mod client;
+pub mod config_map;
 pub mod error;
 pub mod events;
 pub mod lease;
 pub mod names;
+pub mod node;
 pub mod patch;
 pub mod service;
 

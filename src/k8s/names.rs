@@ -6,6 +6,10 @@ pub mod label {
     pub const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
     pub const REGION: &str = "topology.kubernetes.io/region";
     pub const ZONE: &str = "topology.kubernetes.io/zone";
+    /// The three above as they were called before; only cloud providers write them.
+    pub const BETA_INSTANCE_TYPE: &str = "beta.kubernetes.io/instance-type";
+    pub const BETA_REGION: &str = "failure-domain.beta.kubernetes.io/region";
+    pub const BETA_ZONE: &str = "failure-domain.beta.kubernetes.io/zone";
     /// The name of an EndpointSlice's Service.
     pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
     /// A Node that must not serve load balancers.
