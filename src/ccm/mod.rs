@@ -1,6 +1,7 @@
 //! The cloud controller manager: its controllers, and what they share.
 
 pub mod cache;
+pub mod service;
 
 use std::sync::Arc;
 

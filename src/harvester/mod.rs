@@ -1,5 +1,7 @@
 //! The infrastructure cluster: where the VMs of the guest's nodes and its LoadBalancer objects are.
 
+pub mod loadbalancer;
+
 use kube::Client;
 
 /// The connection to the infrastructure cluster: one client whose credentials and server follow the
