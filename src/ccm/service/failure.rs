@@ -89,10 +89,8 @@ mod tests {
     fn answer(code: u16, reason: &str, message: &str, after: u32) -> Failure {
         let mut status = Status::failure(message, reason).with_code(code);
         if after > 0 {
-            let details = kube::core::response::StatusDetails {
-                retry_after_seconds: after,
-                ..Default::default()
-            };
+            let details = serde_json::json!({"retryAfterSeconds": after});
+            let details = serde_json::from_value(details).unwrap();
             status = status.with_details(details);
         }
         Failure::Ensure(kube::Error::Api(Box::new(status)).into())

@@ -30,9 +30,8 @@ pub(super) struct Settings {
 
 impl Settings {
     pub(super) fn new(config: &CcmConfig) -> Self {
-        let quotes = |c: char| matches!(c, ' ' | '\t' | '\n' | '\r' | '"' | '\'' | '`');
         Self {
-            cluster: config.cluster_name.trim_matches(quotes).to_owned(),
+            cluster: normalised(&config.cluster_name),
             management_network: config.management_network.clone(),
         }
     }
@@ -41,6 +40,12 @@ impl Settings {
     pub(super) fn is_ambiguous(&self) -> bool {
         self.cluster.is_empty() || self.cluster == "kubernetes"
     }
+}
+
+/// Without the blanks and quotes that templates leave around a value.
+fn normalised(cluster: &str) -> String {
+    let around = |c: char| matches!(c, ' ' | '\t' | '\n' | '\r' | '"' | '\'' | '`');
+    cluster.trim_matches(around).to_owned()
 }
 
 /// Who chooses the address.
