@@ -11,11 +11,12 @@
 
 pub mod cache;
 mod controllers;
-mod leadership;
 pub mod instance;
+mod leadership;
 pub mod machines;
 pub mod node;
 pub mod nodelifecycle;
+pub mod service;
 pub mod topology;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};

@@ -5,6 +5,7 @@
 //! under way end with the credentials they began with.
 
 pub mod kubevirt;
+pub mod loadbalancer;
 
 use std::{
     path::{Path, PathBuf},

@@ -93,8 +93,18 @@ pub mod harvester {
     pub const SERVICE_NAME: &str = "cloudprovider.harvesterhci.io/serviceName";
     pub const MANAGEMENT_NETWORK: &str = "cloudprovider.harvesterhci.io/managementNetwork";
     pub const LB_NETWORK: &str = "cloudprovider.harvesterhci.io/lb-network";
+    /// Ours, on LoadBalancer objects: which guest cluster created it, where names are ambiguous.
+    pub const GUEST_CLUSTER_UID: &str = "cloudprovider.harvesterhci.io/guestClusterUID";
     pub const ADDITIONAL_INTERNAL_IPS: &str =
         "cloudprovider.harvesterhci.io/additional-internal-ips";
+}
+
+/// Annotations of the infrastructure cluster's LoadBalancer objects.
+pub mod load_balancer {
+    pub const CLUSTER: &str = "loadbalancer.harvesterhci.io/cluster";
+    pub const NAMESPACE: &str = "loadbalancer.harvesterhci.io/namespace";
+    pub const NETWORK: &str = "loadbalancer.harvesterhci.io/network";
+    pub const PROJECT: &str = "loadbalancer.harvesterhci.io/project";
 }
 
 /// Annotations of Nodes.

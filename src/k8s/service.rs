@@ -46,6 +46,45 @@ pub async fn patch_status(
     Ok(())
 }
 
+/// Writes a merge patch of the metadata and returns the Service as stored.
+pub async fn patch_metadata(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    patch: &Value,
+) -> Result<Service, Error> {
+    let api: Api<Service> = Api::namespaced(client.clone(), namespace);
+    let params = PatchParams::default();
+    within(DEADLINE, api.patch(name, &params, &Patch::Merge(patch))).await
+}
+
+/// Writes a strategic merge patch of metadata and status to the status subresource, where the
+/// framework writes finalizers, and returns the Service as stored. Lists of finalizers are changed by
+/// element, so other writers' are safe without a version.
+pub async fn patch_finalizers(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    patch: &Value,
+) -> Result<Service, Error> {
+    let api: Api<Service> = Api::namespaced(client.clone(), namespace);
+    let params = PatchParams::default();
+    within(
+        DEADLINE,
+        api.patch_status(name, &params, &Patch::Strategic(patch)),
+    )
+    .await
+}
+
+/// The UID that the API server itself knows the Service by; `None` if there is none.
+pub async fn uid(client: &Client, namespace: &str, name: &str) -> Result<Option<String>, Error> {
+    let api = api(client, namespace);
+    match within(DEADLINE, api.get_opt(name)).await? {
+        Some(found) => Ok(Some(found.metadata.uid.unwrap_or_default())),
+        None => Ok(None),
+    }
+}
+
 /// The answers' specs are nobody's concern here, so they need not parse.
 fn api(client: &Client, namespace: &str) -> Api<PartialObjectMeta<Service>> {
     Api::namespaced(client.clone(), namespace)
