@@ -8,6 +8,7 @@ pub mod cluster;
 pub mod control_plane;
 mod delay;
 mod frame;
+pub mod harvester;
 pub mod host;
 pub mod http_client;
 mod iproute;
@@ -31,6 +32,7 @@ pub use crate::{
     api_proxy::{ApiProxy, Counts, Failure},
     cluster::{Cluster, Node, SpeakerSetup},
     control_plane::{ControlPlane, Settings},
+    harvester::HarvesterHost,
     host::Host,
     iproute::unavailable,
     mac::MacAddress,
