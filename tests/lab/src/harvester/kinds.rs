@@ -23,9 +23,9 @@ const READY: &str = "Ready";
 
 /// `loadbalancer.harvesterhci.io/v1beta1` LoadBalancer.
 pub type LoadBalancer = Object<LoadBalancerSpec, LoadBalancerStatus>;
-/// `loadbalancer.harvesterhci.io/v1beta1` IPPool.
+/// `loadbalancer.harvesterhci.io/v1beta1` `IPPool`.
 pub type IpPool = Object<IpPoolSpec, IpPoolStatus>;
-/// A VirtualMachine or a VirtualMachineInstance.
+/// A `VirtualMachine` or a `VirtualMachineInstance`.
 pub type Machine = DynamicObject;
 
 /// What a guest asks for.
@@ -240,7 +240,7 @@ pub(super) fn instances() -> ApiResource {
     )
 }
 
-/// LoadBalancers of a namespace, for any client.
+/// Load balancers of a namespace, for any client.
 pub fn balancers_in(client: &Client, namespace: &str) -> Api<LoadBalancer> {
     Api::namespaced_with(client.clone(), namespace, &load_balancers())
 }
@@ -249,12 +249,12 @@ pub(super) fn pools(client: &Client) -> Api<IpPool> {
     Api::all_with(client.clone(), &ip_pools())
 }
 
-/// VirtualMachines of a namespace, for any client.
+/// `VirtualMachine`s of a namespace, for any client.
 pub fn machines_in(client: &Client, namespace: &str) -> Api<Machine> {
     Api::namespaced_with(client.clone(), namespace, &machines())
 }
 
-/// VirtualMachineInstances of a namespace, for any client.
+/// `VirtualMachineInstance`s of a namespace, for any client.
 pub fn instances_in(client: &Client, namespace: &str) -> Api<Machine> {
     Api::namespaced_with(client.clone(), namespace, &instances())
 }

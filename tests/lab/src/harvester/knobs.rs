@@ -26,7 +26,7 @@ impl Profile {
         matches!(self, Self::V1_8 | Self::V1_8_0 | Self::V1_7)
     }
 
-    /// Whether the LoadBalancers of a cluster go with it.
+    /// Whether the load balancers of a cluster go with it.
     pub(super) fn cleans_up(self) -> bool {
         self != Self::V1_7
     }

@@ -3,7 +3,7 @@
 //!
 //! Played are the LoadBalancer controller with its pools, the webhooks before it (real admission
 //! webhooks over TLS), the clean-up after a guest cluster, and KubeVirt's `guestosinfo` (a real
-//! aggregated API). VMs are objects that a scenario moves by hand. Not played are LoadBalancers of
+//! aggregated API). VMs are objects that a scenario moves by hand. Not played are load balancers of
 //! workload type `vm`, `v1alpha1`, and what the host does for its own sake.
 //!
 //! The hosts of a process share one control plane ([`HarvesterHost::start`]); each has a namespace,
@@ -183,7 +183,7 @@ impl HarvesterHost {
         }
     }
 
-    /// The namespace of the guest cluster's VMs and LoadBalancers.
+    /// The namespace of the guest cluster's VMs and load balancers.
     pub fn namespace(&self) -> &str {
         &self.scenario.name
     }
@@ -217,7 +217,7 @@ impl HarvesterHost {
         PoolBuilder::new(self, name)
     }
 
-    /// Makes another namespace, whose LoadBalancers and pools are this host's, too; the guest has no
+    /// Makes another namespace, whose load balancers and pools are this host's, too; the guest has no
     /// rights there.
     pub async fn further_namespace(&self, name: &str) -> Result<String> {
         let name = format!("{}-{name}", self.scenario.name);
@@ -317,7 +317,7 @@ impl HarvesterHost {
     }
 
     fn balancers(&self) -> Api<LoadBalancer> {
-        kinds::balancers_in(&self.client, &self.scenario.name)
+        balancers_in(&self.client, &self.scenario.name)
     }
 
     /// Lets webhooks and controllers see to a namespace.

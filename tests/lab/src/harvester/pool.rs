@@ -88,7 +88,7 @@ impl<'a> PoolBuilder<'a> {
         self
     }
 
-    /// For LoadBalancers that name it.
+    /// For load balancers that name it.
     #[must_use]
     pub fn by_name_only(self) -> Self {
         self.scopes(&[])

@@ -118,7 +118,7 @@ impl Ranges {
     fn next(&self, books: &IpPoolStatus, id: &str) -> Result<IpAddr, Refusal> {
         let holds = |(_, holder): &(&String, &String)| *holder == id;
         if let Some((ip, _)) = books.allocated_history.iter().find(holds) {
-            return self.from_history(books, ip);
+            return self.historic(books, ip);
         }
         if let Some((ip, _)) = books.allocated.iter().find(holds) {
             let (ip, id) = (ip.clone(), id.to_owned());
@@ -129,7 +129,7 @@ impl Ranges {
             .ok_or_else(|| Refusal::Exhausted(self.text()))
     }
 
-    fn from_history(&self, books: &IpPoolStatus, ip: &str) -> Result<IpAddr, Refusal> {
+    fn historic(&self, books: &IpPoolStatus, ip: &str) -> Result<IpAddr, Refusal> {
         let ranges = self.text();
         let refused = |text| Err(Refusal::History(text));
         match ip.parse() {

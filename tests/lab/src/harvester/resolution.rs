@@ -33,10 +33,10 @@ pub(super) fn network(balancer: &LoadBalancer, instances: &[Machine], profile: P
 
 /// Of the machines that say which cluster they belong to.
 fn of_labelled<'a>(instances: &'a [Machine], cluster: &str) -> Option<&'a str> {
-    let members = instances
+    let mut members = instances
         .iter()
         .filter(|it| label(it, names::GUEST_CLUSTER) == Some(cluster));
-    members.filter_map(first_network).next()
+    members.find_map(first_network)
 }
 
 /// Of the machines of node drivers whose names begin with the cluster's: which those of `gc-2` do, too,

@@ -37,13 +37,29 @@ async fn host_grants_a_guest_its_namespace_and_no_patch() -> Result<()> {
     let all = ListParams::default();
     assert_eq!(guest.balancers.list(&all).await?.items.len(), 1);
     let (namespace, client) = (host.namespace(), &guest.client);
-    assert_eq!(machines_in(client, namespace).list(&all).await?.items.len(), 1);
-    assert_eq!(instances_in(client, namespace).list(&all).await?.items.len(), 1);
+    assert_eq!(
+        machines_in(client, namespace).list(&all).await?.items.len(),
+        1
+    );
+    assert_eq!(
+        instances_in(client, namespace)
+            .list(&all)
+            .await?
+            .items
+            .len(),
+        1
+    );
 
     let patch = Patch::Merge(json!({ "spec": { "description": "x" } }));
     let parameters = PatchParams::default();
-    assert_eq!(code(guest.balancers.patch("lb", &parameters, &patch).await), 403);
-    assert_eq!(code(balancers_in(client, other.namespace()).list(&all).await), 403);
+    assert_eq!(
+        code(guest.balancers.patch("lb", &parameters, &patch).await),
+        403
+    );
+    assert_eq!(
+        code(balancers_in(client, other.namespace()).list(&all).await),
+        403
+    );
     let pools = "/apis/loadbalancer.harvesterhci.io/v1beta1/ippools";
     let request = http::Request::get(pools).body(Vec::new())?;
     assert_eq!(code(client.request::<Value>(request).await), 403);
@@ -78,7 +94,11 @@ async fn host_answers_for_guest_agents_through_the_aggregated_api() -> Result<()
     vm.set_agent(GuestAgent::NotConnected).await?;
     assert_eq!(code(ask("node-0").await), 409);
     let counts = guest.access.api().counts();
-    assert_eq!(counts.of("get", "virtualmachineinstances/guestosinfo"), 3, "{counts}");
+    assert_eq!(
+        counts.of("get", "virtualmachineinstances/guestosinfo"),
+        3,
+        "{counts}"
+    );
     host.allow_guest_agents(false).await?;
     poll_until(Duration::from_secs(5), "refusal", async || {
         Ok((code(ask("node-0").await) == 403).then_some(()))
@@ -98,14 +118,22 @@ async fn host_tokens_change_in_the_cloud_config_and_old_ones_end() -> Result<()>
     host.rotate_token().await?;
     let renewed = client(&guest.access).await?;
     balancers_in(&renewed, host.namespace()).list(&all).await?;
-    poll_until(Duration::from_secs(15), "end of the old token", async || {
-        Ok((code(guest.balancers.list(&all).await) == 401).then_some(()))
-    })
+    poll_until(
+        Duration::from_secs(15),
+        "end of the old token",
+        async || Ok((code(guest.balancers.list(&all).await) == 401).then_some(())),
+    )
     .await?;
     balancers_in(&renewed, host.namespace()).list(&all).await?;
 
-    guest.access.api().fail(Failure::status(StatusCode::SERVICE_UNAVAILABLE));
-    assert_eq!(code(balancers_in(&renewed, host.namespace()).list(&all).await), 503);
+    guest
+        .access
+        .api()
+        .fail(Failure::status(StatusCode::SERVICE_UNAVAILABLE));
+    assert_eq!(
+        code(balancers_in(&renewed, host.namespace()).list(&all).await),
+        503
+    );
     guest.access.api().heal();
     balancers_in(&renewed, host.namespace()).list(&all).await?;
     Ok(())

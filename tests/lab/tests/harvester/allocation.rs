@@ -3,17 +3,15 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use futures_util::{StreamExt, TryStreamExt};
-use kube::{
-    api::{DeleteParams, WatchEvent, WatchParams},
-};
+use futures_util::StreamExt;
+use kube::api::{DeleteParams, PostParams, WatchParams};
 use lab::{
     HarvesterHost, clock,
-    harvester::{AllocatedAddress, Pace, new_balancer},
+    harvester::{AllocatedAddress, Pace, balancers_in, new_balancer},
     poll_until,
 };
 
-use super::{Guest, SOON, address, gone, possible, refusal, status_when};
+use super::{Guest, SOON, address, gone, next_event, possible, refusal, settled, status_when};
 
 const FINALIZER: &str = "wrangler.cattle.io/harvester-lb-controller";
 
@@ -25,7 +23,11 @@ async fn host_writes_books_then_status_then_finalizer() -> Result<()> {
     let started = clock::now();
     let host = HarvesterHost::start().await?;
     println!("host: {:?}", started.elapsed());
-    let pool = host.pool("pool").range("10.1.0.200", "10.1.0.220").create().await?;
+    let pool = host
+        .pool("pool")
+        .range("10.1.0.200", "10.1.0.220")
+        .create()
+        .await?;
     host.vm("node-0").addresses(&["10.1.0.11"]).create().await?;
     let guest = Guest::of(&host).await?;
     let events = guest.balancers.watch(&WatchParams::default(), "0").await?;
@@ -34,16 +36,24 @@ async fn host_writes_books_then_status_then_finalizer() -> Result<()> {
     guest.create("lb", "pool").await?;
 
     let mut seen = Vec::new();
-    while seen.len() < 3 {
-        match events.try_next().await? {
-            Some(WatchEvent::Added(it) | WatchEvent::Modified(it)) => seen.push(it),
-            other => anyhow::bail!("{other:?}"),
-        }
+    for wanted in ["added", "modified", "modified"] {
+        let (event, balancer) = next_event(&mut events).await?;
+        assert_eq!(event, wanted);
+        seen.push(balancer);
     }
-    println!("address and finalizer: {:?} after the request", created.elapsed());
+    println!(
+        "address and finalizer: {:?} after the request",
+        created.elapsed()
+    );
     let annotation = |key: &str| seen[0].metadata.annotations.as_ref().unwrap()[key].clone();
-    assert_eq!(annotation("loadbalancer.harvesterhci.io/network"), "default/nodes");
-    assert_eq!(annotation("loadbalancer.harvesterhci.io/namespace"), host.namespace());
+    assert_eq!(
+        annotation("loadbalancer.harvesterhci.io/network"),
+        "default/nodes"
+    );
+    assert_eq!(
+        annotation("loadbalancer.harvesterhci.io/namespace"),
+        host.namespace()
+    );
     assert_eq!(annotation("loadbalancer.harvesterhci.io/project"), "");
     assert_eq!(seen[0].status, None);
     let given = AllocatedAddress {
@@ -58,17 +68,24 @@ async fn host_writes_books_then_status_then_finalizer() -> Result<()> {
     assert_eq!((&*ready.status, &*ready.message), ("True", ""));
     assert!(ready.rest.is_empty(), "{:?}", ready.rest);
     assert_eq!(seen[1].metadata.finalizers, None);
-    assert_eq!(seen[2].metadata.finalizers, Some(vec![FINALIZER.to_owned()]));
+    assert_eq!(
+        seen[2].metadata.finalizers,
+        Some(vec![FINALIZER.to_owned()])
+    );
 
     let id = format!("{}/lb", host.namespace());
     let books = pool.books().await?;
     assert_eq!((books.total, books.available), (21, 20));
     assert_eq!(books.allocated["10.1.0.200"], id);
 
-    guest.balancers.delete("lb", &DeleteParams::default()).await?;
-    let last = events.try_next().await?;
-    assert!(matches!(last, Some(WatchEvent::Modified(it)) if it.metadata.deletion_timestamp.is_some()));
-    assert!(matches!(events.try_next().await?, Some(WatchEvent::Deleted(_))));
+    guest
+        .balancers
+        .delete("lb", &DeleteParams::default())
+        .await?;
+    let (event, last) = next_event(&mut events).await?;
+    assert_eq!(event, "modified");
+    assert!(last.metadata.deletion_timestamp.is_some());
+    assert_eq!(next_event(&mut events).await?.0, "deleted");
     let books = pool.books().await?;
     assert_eq!(books.available, 21);
     assert_eq!(books.allocated_history["10.1.0.200"], id);
@@ -82,8 +99,16 @@ async fn host_gives_a_full_pool_s_next_address_when_one_comes_back() -> Result<(
     }
     let host = HarvesterHost::start().await?;
     host.knobs().time_scale(0.05);
-    let pool = host.pool("pool").range("10.1.0.10", "10.1.0.10").create().await?;
-    host.pool("other").range("10.2.0.1", "10.2.0.9").global().create().await?;
+    let pool = host
+        .pool("pool")
+        .range("10.1.0.10", "10.1.0.10")
+        .create()
+        .await?;
+    host.pool("other")
+        .range("10.2.0.1", "10.2.0.9")
+        .global()
+        .create()
+        .await?;
     host.vm("node-0").create().await?;
     let guest = Guest::of(&host).await?;
     guest.create("first", "pool").await?;
@@ -106,12 +131,28 @@ async fn host_serves_a_balancer_soon_after_a_pool_for_it_appears() -> Result<()>
     if !possible() {
         return Ok(());
     }
-    let host = HarvesterHost::builder().cluster("gc").project("c:p").start().await?;
+    let host = HarvesterHost::builder()
+        .cluster("gc")
+        .project("c:p")
+        .start()
+        .await?;
     let guest = Guest::of(&host).await?;
-    host.pool("far").range("10.1.0.10", "10.1.0.20").network("n2").create().await?;
+    host.pool("far")
+        .range("10.1.0.10", "10.1.0.20")
+        .network("n2")
+        .create()
+        .await?;
     let mut balancer = new_balancer("lb", "gc", "pool");
-    let network = ("loadbalancer.harvesterhci.io/network".to_owned(), "n1".to_owned());
-    balancer.metadata.annotations.as_mut().unwrap().extend([network]);
+    let network = (
+        "loadbalancer.harvesterhci.io/network".to_owned(),
+        "n1".to_owned(),
+    );
+    balancer
+        .metadata
+        .annotations
+        .as_mut()
+        .unwrap()
+        .extend([network]);
     guest.post(&balancer).await?;
     let namespace = host.namespace();
     let none = format!(
@@ -119,7 +160,11 @@ async fn host_serves_a_balancer_soon_after_a_pool_for_it_appears() -> Result<()>
          &{{Network:n1 Project:c/p Namespace:{namespace} Cluster:gc}}"
     );
     assert_eq!(refusal(&host, "lb").await?, none);
-    host.pool("near").range("10.1.1.10", "10.1.1.20").network("n1").create().await?;
+    host.pool("near")
+        .range("10.1.1.10", "10.1.1.20")
+        .network("n1")
+        .create()
+        .await?;
     let fixed = clock::now();
     assert_eq!(address(&host, "lb").await?, "10.1.1.10");
     println!("{:?} after the pool", fixed.elapsed());
@@ -133,7 +178,12 @@ async fn host_heals_an_erased_status_with_the_same_address() -> Result<()> {
         return Ok(());
     }
     let host = HarvesterHost::start().await?;
-    let pool = host.pool("pool").range("10.1.0.10", "10.1.0.20").global().create().await?;
+    let pool = host
+        .pool("pool")
+        .range("10.1.0.10", "10.1.0.20")
+        .global()
+        .create()
+        .await?;
     let guest = Guest::of(&host).await?;
     guest.create("lb", "pool").await?;
     guest.create("dhcp", "dhcp").await?;
@@ -149,7 +199,8 @@ async fn host_heals_an_erased_status_with_the_same_address() -> Result<()> {
     host.knobs().lose_status_writes(1);
     guest.create("lost", "pool").await?;
     assert_eq!(address(&host, "lost").await?, "10.1.0.11");
-    pool.leak("10.1.0.17", &format!("{}/leaked", host.namespace())).await?;
+    pool.leak("10.1.0.17", &format!("{}/leaked", host.namespace()))
+        .await?;
     guest.create("leaked", "pool").await?;
     assert_eq!(address(&host, "leaked").await?, "10.1.0.17");
     Ok(())
@@ -161,30 +212,35 @@ async fn host_moves_a_balancer_to_another_pool_with_an_empty_step_between() -> R
         return Ok(());
     }
     let host = HarvesterHost::start().await?;
-    let one = host.pool("one").range("10.1.0.10", "10.1.0.20").by_name_only().create().await?;
-    let other = host.pool("other").range("10.2.0.10", "10.2.0.20").by_name_only().create().await?;
+    let one = host
+        .pool("one")
+        .range("10.1.0.10", "10.1.0.20")
+        .by_name_only()
+        .create()
+        .await?;
+    let other = host
+        .pool("other")
+        .range("10.2.0.10", "10.2.0.20")
+        .by_name_only()
+        .create()
+        .await?;
     let guest = Guest::of(&host).await?;
     let mut balancer = new_balancer("lb", host.cluster(), "pool");
     one.name().clone_into(&mut balancer.spec.ip_pool);
     guest.post(&balancer).await?;
     assert_eq!(address(&host, "lb").await?, "10.1.0.10");
-    // The finalizer's write would be another event.
-    poll_until(SOON, "finalizer", async || {
-        let found = host.load_balancer("lb").await?;
-        Ok(found.and_then(|it| it.metadata.finalizers))
-    })
-    .await?;
+    // Its write would be another event.
+    settled(&host, "lb").await?;
     let events = guest.balancers.watch(&WatchParams::default(), "0").await?;
     let mut events = events.boxed();
-    events.try_next().await?;
+    next_event(&mut events).await?;
     host.assign_pool("lb", &other).await?;
     let mut steps = Vec::new();
     while steps.len() < 3 {
-        if let Some(WatchEvent::Modified(it)) = events.try_next().await? {
-            let status = it.status.unwrap();
-            let ready = status.ready().unwrap().status.clone();
-            steps.push((status.allocated_address.ip, ready));
-        }
+        let (_, balancer) = next_event(&mut events).await?;
+        let status = balancer.status.unwrap();
+        let ready = status.ready().unwrap().status.clone();
+        steps.push((status.allocated_address.ip, ready));
     }
     let step = |ip: &str| (ip.to_owned(), "True".to_owned());
     assert_eq!(steps, [step("10.1.0.10"), step(""), step("10.2.0.10")]);
@@ -198,7 +254,12 @@ async fn host_leaks_an_address_of_a_balancer_deleted_before_its_finalizer() -> R
         return Ok(());
     }
     let host = HarvesterHost::start().await?;
-    let pool = host.pool("pool").range("10.1.0.10", "10.1.0.20").global().create().await?;
+    let pool = host
+        .pool("pool")
+        .range("10.1.0.10", "10.1.0.20")
+        .global()
+        .create()
+        .await?;
     let guest = Guest::of(&host).await?;
     host.knobs().between_writes(Duration::from_millis(500));
     guest.create("lb", "pool").await?;
@@ -206,7 +267,10 @@ async fn host_leaks_an_address_of_a_balancer_deleted_before_its_finalizer() -> R
         Ok((!pool.allocated().await?.is_empty()).then_some(()))
     })
     .await?;
-    guest.balancers.delete("lb", &DeleteParams::default()).await?;
+    guest
+        .balancers
+        .delete("lb", &DeleteParams::default())
+        .await?;
     gone(&host, "lb").await?;
     let id = format!("{}/lb", host.namespace());
     assert_eq!(pool.allocated().await?["10.1.0.10"], id);
@@ -224,7 +288,11 @@ async fn host_is_as_slow_as_its_knobs_say() -> Result<()> {
         return Ok(());
     }
     let host = HarvesterHost::start().await?;
-    host.pool("pool").range("10.1.0.10", "10.1.0.20").global().create().await?;
+    host.pool("pool")
+        .range("10.1.0.10", "10.1.0.20")
+        .global()
+        .create()
+        .await?;
     let guest = Guest::of(&host).await?;
     host.knobs().allocation(Pace::Held);
     guest.create("held", "pool").await?;
@@ -241,7 +309,10 @@ async fn host_is_as_slow_as_its_knobs_say() -> Result<()> {
     address(&host, "idle").await?;
 
     host.knobs().finalizer_removal(Pace::Held);
-    guest.balancers.delete("held", &DeleteParams::default()).await?;
+    guest
+        .balancers
+        .delete("held", &DeleteParams::default())
+        .await?;
     clock::sleep(Duration::from_millis(300)).await;
     let held = host.load_balancer("held").await?.unwrap();
     assert!(held.metadata.deletion_timestamp.is_some());
@@ -253,6 +324,65 @@ async fn host_is_as_slow_as_its_knobs_say() -> Result<()> {
     guest.create("dhcp", "dhcp").await?;
     let status = status_when(&host, "dhcp", |it| it.ready().is_some()).await?;
     let given = &status.allocated_address;
-    assert_eq!((&*given.ip, &*given.mask, &*given.ip_pool), ("0.0.0.0", "", ""));
+    assert_eq!(
+        (&*given.ip, &*given.mask, &*given.ip_pool),
+        ("0.0.0.0", "", "")
+    );
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn host_serves_another_namespace_from_the_global_pool_whatever_its_network() -> Result<()> {
+    if !possible() {
+        return Ok(());
+    }
+    let host = HarvesterHost::start().await?;
+    host.pool("near")
+        .range("10.1.0.10", "10.1.0.20")
+        .create()
+        .await?;
+    let global = host.pool("global").range("10.2.0.10", "10.2.0.20");
+    let global = global.network("n2").global().create().await?;
+    let other = host.further_namespace("other").await?;
+    let balancers = balancers_in(&host.kube(), &other);
+    let balancer = new_balancer("lb", host.cluster(), "pool");
+    balancers.create(&PostParams::default(), &balancer).await?;
+    let given = poll_until(SOON, "address", async || {
+        let status = balancers.get("lb").await?.status;
+        Ok(status.map(|it| it.allocated_address))
+    });
+    assert_eq!(given.await?.ip_pool, global.name());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn host_goes_on_after_its_api_server_was_away() -> Result<()> {
+    if !possible() {
+        return Ok(());
+    }
+    let started = clock::now();
+    let host = HarvesterHost::builder().own_control_plane().start().await?;
+    println!("host with a control plane: {:?}", started.elapsed());
+    host.pool("pool")
+        .range("10.1.0.10", "10.1.0.20")
+        .global()
+        .create()
+        .await?;
+    let guest = Guest::of(&host).await?;
+    guest.create("before", "pool").await?;
+    settled(&host, "before").await?;
+    host.control_plane().stop_apiserver()?;
+    assert!(guest.create("during", "pool").await.is_err());
+    host.control_plane().start_apiserver().await?;
+    poll_until(SOON, "acceptance", async || {
+        guest.create("after", "pool").await?;
+        Ok(Some(()))
+    })
+    .await?;
+    assert_eq!(address(&host, "after").await?, "10.1.0.11");
+    guest
+        .balancers
+        .delete("before", &DeleteParams::default())
+        .await?;
+    gone(&host, "before").await
 }

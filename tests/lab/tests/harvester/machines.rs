@@ -34,20 +34,45 @@ async fn host_moves_a_vm_and_says_where_it_is() -> Result<()> {
     assert_eq!(at(&format!("{first}/interfaceName")).await, "enp1s0");
     assert_eq!(vm.machine().await?.unwrap().data["status"]["ready"], true);
 
-    let migration = vm.begin_migration(Place::on("host-b").zone("zone-b")).await?;
+    let migration = vm
+        .begin_migration(Place::on("host-b").zone("zone-b"))
+        .await?;
     assert_eq!(at("/status/migrationState/targetNode").await, "host-b");
-    assert_eq!(at("/status/migrationState/completed").await, serde_json::Value::Null);
-    assert_eq!((at(zone).await, at("/status/nodeName").await), ("zone-a".into(), "host-a".into()));
+    assert_eq!(
+        at("/status/migrationState/completed").await,
+        serde_json::Value::Null
+    );
+    assert_eq!(
+        (at(zone).await, at("/status/nodeName").await),
+        ("zone-a".into(), "host-a".into())
+    );
     migration.complete().await?;
     assert_eq!(at("/status/migrationState/completed").await, true);
-    assert_eq!((at(zone).await, at("/status/nodeName").await), ("zone-b".into(), "host-b".into()));
-    assert!(at("/metadata/annotations/topology.kubernetes.io~1region").await.is_null());
-    vm.begin_migration(Place::on("host-c")).await?.fail().await?;
+    assert_eq!(
+        (at(zone).await, at("/status/nodeName").await),
+        ("zone-b".into(), "host-b".into())
+    );
+    assert!(
+        at("/metadata/annotations/topology.kubernetes.io~1region")
+            .await
+            .is_null()
+    );
+    vm.begin_migration(Place::on("host-c"))
+        .await?
+        .fail()
+        .await?;
     assert_eq!(at("/status/nodeName").await, "host-b");
 
     vm.set_addresses(&["10.1.0.12"]).await?;
-    assert_eq!(at(&format!("{first}/ipAddresses")).await, serde_json::json!(["10.1.0.12"]));
-    vm.set_interfaces(&[Interface::pod(), Interface::on("ns/b").addresses(&["10.9.0.1"])]).await?;
+    assert_eq!(
+        at(&format!("{first}/ipAddresses")).await,
+        serde_json::json!(["10.1.0.12"])
+    );
+    vm.set_interfaces(&[
+        Interface::pod(),
+        Interface::on("ns/b").addresses(&["10.9.0.1"]),
+    ])
+    .await?;
     assert_eq!(at("/spec/networks/1/multus/networkName").await, "ns/b");
     assert_eq!(at("/status/interfaces/1/ipAddress").await, "10.9.0.1");
 
@@ -76,7 +101,10 @@ async fn host_removes_the_balancers_of_a_cluster_that_is_being_removed() -> Resu
     for vm in [&one, &two] {
         host.allocated("mine").await?;
         vm.delete().await?;
-        assert!(host.load_balancer("mine").await?.is_some(), "no removal of the cluster");
+        assert!(
+            host.load_balancer("mine").await?.is_some(),
+            "no removal of the cluster"
+        );
         vm.recreate().await?;
     }
     one.mark_cluster_removal().await?;

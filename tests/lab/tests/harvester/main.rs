@@ -14,10 +14,11 @@ mod machines;
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
+use futures_util::{Stream, TryStreamExt};
 use kube::{
     Api, Client, Config,
-    api::PostParams,
+    api::{PostParams, WatchEvent},
     config::{KubeConfigOptions, Kubeconfig},
 };
 use lab::{
@@ -46,7 +47,7 @@ async fn client(access: &GuestAccess) -> Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-/// A guest that knows nothing but its LoadBalancers.
+/// A guest that knows nothing but its load balancers.
 struct Guest {
     access: GuestAccess,
     client: Client,
@@ -71,7 +72,9 @@ impl Guest {
     }
 
     async fn post(&self, balancer: &LoadBalancer) -> kube::Result<LoadBalancer> {
-        self.balancers.create(&PostParams::default(), balancer).await
+        self.balancers
+            .create(&PostParams::default(), balancer)
+            .await
     }
 
     async fn put(&self, balancer: &LoadBalancer) -> kube::Result<LoadBalancer> {
@@ -108,6 +111,30 @@ async fn gone(host: &HarvesterHost, name: &str) -> Result<()> {
         Ok(host.load_balancer(name).await?.is_none().then_some(()))
     })
     .await
+}
+
+/// Waits for the host's last write about a new LoadBalancer.
+async fn settled(host: &HarvesterHost, name: &str) -> Result<LoadBalancer> {
+    poll_until(SOON, &format!("finalizer of {name}"), async || {
+        let found = host.load_balancer(name).await?;
+        Ok(found.filter(|it| it.metadata.finalizers.is_some()))
+    })
+    .await
+}
+
+/// What a watcher sees next.
+async fn next_event(
+    events: &mut (impl Stream<Item = kube::Result<WatchEvent<LoadBalancer>>> + Unpin),
+) -> Result<(&'static str, LoadBalancer)> {
+    loop {
+        return Ok(match events.try_next().await?.context("the watch ended")? {
+            WatchEvent::Added(it) => ("added", it),
+            WatchEvent::Modified(it) => ("modified", it),
+            WatchEvent::Deleted(it) => ("deleted", it),
+            WatchEvent::Bookmark(_) => continue,
+            WatchEvent::Error(error) => bail!("{error}"),
+        });
+    }
 }
 
 /// The address that a LoadBalancer has been given.

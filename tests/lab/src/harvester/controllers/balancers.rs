@@ -22,8 +22,8 @@ use crate::{
     harvester::{
         admission,
         kinds::{
-            self, AllocatedAddress, CLUSTER, DHCP, IpPool, LoadBalancer, LoadBalancerStatus,
-            UNSPECIFIED,
+            self, AllocatedAddress, CLUSTER, DHCP, IpPool, IpPoolStatus, LoadBalancer,
+            LoadBalancerStatus, UNSPECIFIED,
         },
         names::BALANCER_FINALIZER,
         ranges::{self, Ranges, Refusal},
@@ -227,7 +227,7 @@ impl Desk {
     /// A pool of this scenario that its controller has seen.
     async fn pool(&self, name: &str) -> Result<Option<IpPool>, Trouble> {
         let pools = self.scenario.pools().await.map_err(Trouble::untold)?;
-        let known = |it: &IpPool| it.status.as_ref().is_some_and(|it| it.is_known());
+        let known = |it: &IpPool| it.status.as_ref().is_some_and(IpPoolStatus::is_known);
         let mut pools = pools.into_iter();
         Ok(pools.find(|it| it.metadata.name.as_deref() == Some(name) && known(it)))
     }

@@ -1,4 +1,4 @@
-//! What goes with the VMs of a guest cluster that is being removed: its LoadBalancers.
+//! What goes with the VMs of a guest cluster that is being removed: its load balancers.
 
 use std::{sync::Arc, time::Duration};
 

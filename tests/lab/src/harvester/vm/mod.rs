@@ -1,4 +1,4 @@
-//! A VM of the guest cluster: its VirtualMachine and, while it runs, its VirtualMachineInstance.
+//! A VM of the guest cluster: its `VirtualMachine` and, while it runs, its `VirtualMachineInstance`.
 
 mod shape;
 
@@ -135,7 +135,7 @@ impl Vm {
         &self.name
     }
 
-    /// The UID of the VirtualMachine, which a node's provider id carries.
+    /// The UID of the `VirtualMachine`, which a node's provider id carries.
     pub async fn uid(&self) -> Result<String> {
         let machine = self
             .machines
@@ -145,7 +145,7 @@ impl Vm {
         machine.metadata.uid.context("a VM has a UID")
     }
 
-    /// The VirtualMachine, if it exists.
+    /// The `VirtualMachine`, if it exists.
     pub async fn machine(&self) -> Result<Option<Machine>> {
         self.machines
             .get_opt(&self.name)
@@ -153,7 +153,7 @@ impl Vm {
             .context("reading a VM")
     }
 
-    /// The VirtualMachineInstance, if the VM runs.
+    /// The `VirtualMachineInstance`, if the VM runs.
     pub async fn instance(&self) -> Result<Option<Machine>> {
         let instance = self.instances.get_opt(&self.name).await;
         instance.context("reading a VMI")
