@@ -147,13 +147,17 @@ where
         }
     }
 
-    /// Feeds cache and subscribers; ends only by being dropped. A subscriber that is gone is forgotten.
+    /// Feeds cache and subscribers; ends only by being dropped. A subscriber that is gone is forgotten. What
+    /// nobody has subscribed to is not watched.
     pub async fn run(self, api: Api<DeserializeGuard<K>>, selection: Selection, prune: fn(&mut K)) {
         let Self {
             cache,
             status,
             mut subscribers,
         } = self;
+        if subscribers.is_empty() {
+            return std::future::pending().await;
+        }
         let (sender, mut deltas) = mpsc::channel(DELTAS);
         let watch = informer::run(api, selection, prune, sender, |delta| delta, status);
         let spread = async {

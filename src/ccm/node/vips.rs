@@ -16,7 +16,7 @@ use kube::ResourceExt;
 use crate::{ccm::cache::ObjectKey, k8s::names::kube_vip};
 
 /// Agents are asked every few seconds to a minute.
-const LINGER: Duration = Duration::from_mins(5);
+const LINGER: Duration = Duration::from_secs(5 * 60);
 
 #[derive(Debug, Default)]
 pub(super) struct Vips {

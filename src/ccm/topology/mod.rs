@@ -1,7 +1,7 @@
 //! The VMI controller: node labels follow machines that migrate, and the map of networks to guest
 //! interfaces is kept.
 //!
-//! In: watches of the guest's Nodes and the map's ConfigMap, and of the host's machines and
+//! In: watches of the guest's Nodes and the map's `ConfigMap`, and of the host's machines and
 //! instances. Out: patches of Node labels, one key of one ConfigMap. It has no place in
 //! `--controllers`; `--disable-vmi-controller` switches it off.
 

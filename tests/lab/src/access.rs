@@ -185,7 +185,7 @@ async fn bound_account(
     token(client, namespace, name).await
 }
 
-async fn create<K>(api: &Api<K>, object: K) -> Result<()>
+pub(crate) async fn create<K>(api: &Api<K>, object: K) -> Result<()>
 where
     K: Resource<DynamicType = ()> + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
 {
@@ -276,7 +276,7 @@ fn manager_rules_of_old() -> Vec<PolicyRule> {
     ]
 }
 
-fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
+pub(crate) fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
     let owned = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
     PolicyRule {
         api_groups: Some(vec![group.to_owned()]),
@@ -286,7 +286,7 @@ fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
     }
 }
 
-fn named(name: &str) -> ObjectMeta {
+pub(crate) fn named(name: &str) -> ObjectMeta {
     ObjectMeta {
         name: Some(name.to_owned()),
         ..ObjectMeta::default()
@@ -297,7 +297,7 @@ fn binding_name(cluster: &str, account: &str) -> String {
     format!("lab:{cluster}:{account}")
 }
 
-fn role_ref(kind: &str, name: &str) -> RoleRef {
+pub(crate) fn role_ref(kind: &str, name: &str) -> RoleRef {
     RoleRef {
         api_group: "rbac.authorization.k8s.io".to_owned(),
         kind: kind.to_owned(),
@@ -305,7 +305,7 @@ fn role_ref(kind: &str, name: &str) -> RoleRef {
     }
 }
 
-fn account(name: &str, namespace: &str) -> Subject {
+pub(crate) fn account(name: &str, namespace: &str) -> Subject {
     Subject {
         kind: "ServiceAccount".to_owned(),
         name: name.to_owned(),

@@ -18,6 +18,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use kube::Client;
+use rustls::pki_types::CertificateDer;
 use tokio::sync::OnceCell;
 
 use crate::{
@@ -201,6 +202,16 @@ impl ControlPlane {
         lock(&self.running).etcd.resume()
     }
 
+    /// For files that go with the control plane.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The CA of the certificate that the API server shows to the aggregated servers behind it.
+    pub(crate) fn front_proxy(&self) -> &CertificateDer<'static> {
+        &self.trust.front_proxy
+    }
+
     fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.ports.apiserver).into()
     }
@@ -278,6 +289,20 @@ impl ControlPlane {
             .arg(option("client-ca-file", file(pki::CA_CERTIFICATE)))
             .arg(option("tls-cert-file", file(pki::SERVER_CERTIFICATE)))
             .arg(option("tls-private-key-file", file(pki::SERVER_KEY)))
+            // Aggregated servers trust what these headers say from whoever has this certificate.
+            .arg(option(
+                "requestheader-client-ca-file",
+                file(pki::FRONT_PROXY_CA),
+            ))
+            .arg(option("requestheader-allowed-names", pki::FRONT_PROXY_NAME))
+            .args(["--requestheader-username-headers=X-Remote-User"])
+            .args(["--requestheader-group-headers=X-Remote-Group"])
+            .args(["--requestheader-extra-headers-prefix=X-Remote-Extra-"])
+            .arg(option(
+                "proxy-client-cert-file",
+                file(pki::FRONT_PROXY_CERTIFICATE),
+            ))
+            .arg(option("proxy-client-key-file", file(pki::FRONT_PROXY_KEY)))
             .args(["--service-account-issuer=https://kubernetes.default.svc"])
             .arg(option(
                 "service-account-signing-key-file",

@@ -9,6 +9,7 @@ pub mod control_plane;
 mod delay;
 mod frame;
 pub mod guest;
+pub mod harvester;
 pub mod host;
 pub mod http_client;
 mod iproute;
@@ -34,6 +35,7 @@ pub use crate::{
     cluster::{Cluster, Node, SpeakerSetup},
     control_plane::{ControlPlane, Settings},
     guest::{Guest, Manager, ManagerSetup},
+    harvester::HarvesterHost,
     host::Host,
     iproute::unavailable,
     mac::MacAddress,
