@@ -1,4 +1,6 @@
 //! The cloud controller manager on real API servers, that of the guest and that of the host.
 
+mod balancers;
 mod leadership;
+mod nodes;
 mod stage;

@@ -3,8 +3,14 @@
 use std::{fs, path::PathBuf, time::Duration};
 
 use anyhow::Result;
-use lab::{Guest, Manager, ManagerSetup, Rights, unavailable};
-use serde_json::json;
+use k8s_openapi::api::core::v1::{Node, Service, Taint};
+use kube::{ResourceExt, api::DeleteParams};
+use lab::{
+    Guest, HarvesterHost, Manager, ManagerSetup, Rights,
+    harvester::{GuestAccess, HostBuilder, LoadBalancer, Pool},
+    poll_until, unavailable,
+};
+use serde_json::{Value, json};
 
 /// Far more than anything here takes.
 pub(super) const SOON: Duration = Duration::from_secs(20);
@@ -45,6 +51,181 @@ fn show_logs(guest: &Guest) {
             eprintln!("--- {}\n{log}", file.display());
         }
     }
+}
+
+/// A guest with a host and, once started, a cloud controller manager between them.
+pub(super) struct World {
+    pub(super) guest: Guest,
+    pub(super) host: HarvesterHost,
+    /// The manager's way to the host.
+    pub(super) access: GuestAccess,
+    args: Vec<String>,
+}
+
+/// Plays a scenario between a guest cluster and its host, or prints why it cannot.
+pub(super) fn play_with_host(name: &str, scenario: impl AsyncFnOnce(&World) -> Result<()>) {
+    play_on(name, HarvesterHost::builder(), &[], scenario);
+}
+
+/// The same with a host of another kind, and further flags for the manager.
+pub(super) fn play_on(
+    name: &str,
+    host: HostBuilder,
+    args: &[&str],
+    scenario: impl AsyncFnOnce(&World) -> Result<()>,
+) {
+    if let Some(reason) = unavailable() {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let played = runtime.block_on(Box::pin(async {
+        let host = host.cluster("gc").start().await?;
+        let access = host.access("manager")?;
+        let world = World {
+            guest: Guest::start(name).await?,
+            access,
+            host,
+            args: args.iter().map(|&it| it.to_owned()).collect(),
+        };
+        if let Err(error) = scenario(&world).await {
+            show_logs(&world.guest);
+            return Err(error);
+        }
+        world.guest.stop().await
+    }));
+    if let Err(error) = played {
+        panic!("{error:?}");
+    }
+}
+
+impl World {
+    /// Starts a manager of the cluster `gc`.
+    pub(super) async fn manager(&self) -> Result<Manager> {
+        let mut setup = setup(
+            self.access.cloud_config().to_owned(),
+            &["--cluster-name=gc", "--v=4"],
+        );
+        setup.args.extend(self.args.iter().cloned());
+        self.guest.start_manager(&setup).await
+    }
+
+    /// A pool that every Service of the guest may have an address of.
+    pub(super) async fn pool(&self) -> Result<Pool> {
+        let pool = self.host.pool("pool");
+        pool.range("10.1.0.192", "10.1.0.250").create().await
+    }
+
+    /// Creates a `LoadBalancer` Service with port 80 and these annotations.
+    pub(super) async fn service(&self, name: &str, annotations: Value) -> Result<Service> {
+        self.service_on(name, annotations, 80).await
+    }
+
+    pub(super) async fn service_on(
+        &self,
+        name: &str,
+        annotations: Value,
+        port: u16,
+    ) -> Result<Service> {
+        let service = json!({
+            "metadata": { "name": name, "annotations": annotations },
+            "spec": {
+                "type": "LoadBalancer",
+                "selector": { "app": name },
+                "ports": [{ "port": port }],
+            },
+        });
+        self.guest.create(&self.guest.services(), service).await
+    }
+
+    /// The Service as it is now.
+    pub(super) async fn get(&self, name: &str) -> Result<Service> {
+        Ok(self.guest.services().get(name).await?)
+    }
+
+    /// The address that the manager wrote on a Service, if it did.
+    pub(super) async fn address(&self, name: &str) -> Result<Option<String>> {
+        let service = self.get(name).await?;
+        let address = service.annotations().get("kube-vip.io/loadbalancerIPs");
+        Ok(address.filter(|it| !it.is_empty()).cloned())
+    }
+
+    /// Waits for the address of a Service.
+    pub(super) async fn addressed(&self, name: &str) -> Result<String> {
+        poll_until(SOON, &format!("an address of {name}"), async || {
+            self.address(name).await
+        })
+        .await
+    }
+
+    /// The host's objects for this Service, by its name.
+    pub(super) async fn balancers_of(&self, name: &str) -> Result<Vec<LoadBalancer>> {
+        let mut all = self.host.load_balancers().await?;
+        all.retain(|it| {
+            it.metadata.labels.as_ref().is_some_and(|labels| {
+                let label = labels.get("cloudprovider.harvesterhci.io/serviceName");
+                label.is_some_and(|it| it == name)
+            })
+        });
+        Ok(all)
+    }
+
+    /// Waits until the host has no object for this Service.
+    pub(super) async fn no_balancer_of(&self, name: &str) -> Result<()> {
+        poll_until(SOON, &format!("no LoadBalancer of {name}"), async || {
+            Ok(self.balancers_of(name).await?.is_empty().then_some(()))
+        })
+        .await
+    }
+
+    /// Deletes a Service and waits until it is gone.
+    pub(super) async fn delete(&self, name: &str) -> Result<()> {
+        let services = self.guest.services();
+        services.delete(name, &DeleteParams::default()).await?;
+        poll_until(SOON, &format!("Service {name} gone"), async || {
+            Ok(services.get_opt(name).await?.is_none().then_some(()))
+        })
+        .await
+    }
+
+    /// Waits for an Event about a Service.
+    pub(super) async fn told(&self, name: &str, reason: &str) -> Result<String> {
+        poll_until(SOON, &format!("Event {reason} about {name}"), async || {
+            let events = self.guest.events("Service", name).await?;
+            let found = events.into_iter().find(|it| it.0 == reason);
+            Ok(found.map(|it| it.1))
+        })
+        .await
+    }
+
+    /// Waits until a node has been initialised.
+    pub(super) async fn initialised(&self, name: &str) -> Result<Node> {
+        poll_until(SOON, &format!("node {name} initialised"), async || {
+            let node = self.guest.nodes().get(name).await?;
+            let waits = node.spec.as_ref().is_none_or(|spec| {
+                let uninitialised = |taint: &Taint| taint.key == UNINITIALISED;
+                spec.taints.iter().flatten().any(uninitialised)
+            });
+            Ok((!waits).then_some(node))
+        })
+        .await
+    }
+}
+
+const UNINITIALISED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
+
+/// The addresses of a node, as `type address`.
+pub(super) fn addresses(node: &Node) -> Vec<String> {
+    let status = node.status.as_ref();
+    let all = status.and_then(|status| status.addresses.as_ref());
+    all.into_iter()
+        .flatten()
+        .map(|it| format!("{} {}", it.type_, it.address))
+        .collect()
 }
 
 /// A cloud-config of a host that nobody reaches: its address takes no connection.
