@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     SOON, agent,
     kinds::{IpPool, IpPoolSpec, Range, ip_pools, pools},
-    knobs::{Knobs, Profile},
+    knobs::Profile,
     listener::{self, Endpoint},
     names,
     review::Hook,
@@ -116,13 +116,8 @@ impl Ground {
 
     /// The API server takes up webhooks and aggregated servers a moment after it was told of them.
     async fn wait_until_it_works(&self, kube: &Client) -> Result<()> {
-        let trial = Arc::new(Scenario {
-            name: SYSTEM.to_owned(),
-            knobs: Knobs::new(Profile::default()),
-            client: self.client.clone(),
-            agents: std::sync::Mutex::default(),
-            books: tokio::sync::Mutex::default(),
-        });
+        let client = self.client.clone();
+        let trial = Arc::new(Scenario::new(SYSTEM, Profile::default(), client));
         self.scenarios.add(SYSTEM, &trial);
         poll_until(SOON, "webhooks of the host", async || {
             let mutated = create_for_trial(kube, "192.0.2.0/24").await?;

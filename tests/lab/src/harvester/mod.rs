@@ -142,13 +142,8 @@ impl HostBuilder {
         let name = format!("guest-{}", HOSTS.fetch_add(1, Ordering::Relaxed));
         let client = ground.control_plane.admin().await?;
         create_namespace(&client, &name, self.project.as_deref()).await?;
-        let scenario = Arc::new(Scenario {
-            name: name.clone(),
-            knobs: Knobs::new(self.profile),
-            client: ground.client.clone(),
-            agents: std::sync::Mutex::default(),
-            books: tokio::sync::Mutex::default(),
-        });
+        let simulated = ground.client.clone();
+        let scenario = Arc::new(Scenario::new(&name, self.profile, simulated));
         let account = Account::create(&client, &name, &self.cluster).await?;
         let running = CancellationToken::new();
         ground.spawn(&running, controllers::of_pools(Arc::clone(&scenario)));

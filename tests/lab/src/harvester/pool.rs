@@ -1,6 +1,6 @@
 //! A pool of addresses, as an administrator makes and watches it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
@@ -14,6 +14,7 @@ use super::{
     DEFAULT_NETWORK, HarvesterHost, SOON,
     kinds::{self, IpPool, IpPoolSpec, IpPoolStatus, Range, Scope},
     names,
+    scenario::Scenario,
 };
 use crate::wait::poll_until;
 
@@ -109,6 +110,7 @@ impl<'a> PoolBuilder<'a> {
         let created = api.create(&PostParams::default(), &pool).await;
         created.with_context(|| format!("creating pool {}", self.name))?;
         let pool = Pool {
+            scenario: Arc::clone(&self.host.scenario),
             api,
             name: self.name,
         };
@@ -123,10 +125,19 @@ impl<'a> PoolBuilder<'a> {
 }
 
 /// A pool in the host's API.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Pool {
+    scenario: Arc<Scenario>,
     api: Api<IpPool>,
     name: String,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Pool {
@@ -137,8 +148,9 @@ impl Pool {
 
     /// What is booked and what was.
     pub async fn books(&self) -> Result<IpPoolStatus> {
-        let pool = self.api.get(&self.name).await;
-        Ok(pool.context("reading a pool")?.status.unwrap_or_default())
+        let pool = self.api.get(&self.name).await.context("reading a pool")?;
+        self.scenario.written.pools.note(&pool.metadata);
+        Ok(pool.status.unwrap_or_default())
     }
 
     /// Addresses in use: address to `<namespace>/<name>`.
@@ -169,9 +181,9 @@ impl Pool {
     pub async fn patch(&self, patch: &Value) -> Result<()> {
         let (parameters, patch) = (PatchParams::default(), Patch::Merge(patch));
         let patched = self.api.patch(&self.name, &parameters, &patch).await;
-        patched
-            .map(drop)
-            .with_context(|| format!("changing pool {}", self.name))
+        let pool = patched.with_context(|| format!("changing pool {}", self.name))?;
+        self.scenario.written.pools.note(&pool.metadata);
+        Ok(())
     }
 
     /// Removes it, which the host refuses while addresses are booked.

@@ -6,17 +6,23 @@
 use std::{
     cmp::Reverse,
     collections::BTreeMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use anyhow::{Context, Result};
-use kube::{Client, api::ListParams};
+use kube::{
+    Client,
+    api::{ListParams, ObjectMeta, VersionMatch},
+};
 use tokio::sync::Mutex as Turn;
 
 use super::{
     agent::GuestAgent,
     kinds::{self, IpPool, Machine},
-    knobs::{Knobs, MachineOrder},
+    knobs::{Knobs, MachineOrder, Profile},
     names,
 };
 use crate::run::lock;
@@ -32,15 +38,56 @@ pub(super) struct Scenario {
     pub(super) agents: Mutex<BTreeMap<(String, String), GuestAgent>>,
     /// Who writes a pool's books.
     pub(super) books: Turn<()>,
+    pub(super) written: Written,
+}
+
+/// What the scenario has written, which its host must have seen when it lists.
+#[derive(Debug, Default)]
+pub(super) struct Written {
+    pub(super) machines: Latest,
+    pub(super) instances: Latest,
+    pub(super) pools: Latest,
+}
+
+/// The latest version of a kind. A list that is as new as this comes from the API server's cache at
+/// once; one that is as new as can be waits for etcd's next word on progress, up to 100 ms.
+#[derive(Debug, Default)]
+pub(super) struct Latest(AtomicU64);
+
+impl Latest {
+    pub(super) fn note(&self, written: &ObjectMeta) {
+        let version = written.resource_version.as_deref();
+        if let Some(version) = version.and_then(|it| it.parse().ok()) {
+            self.0.fetch_max(version, Ordering::Relaxed);
+        }
+    }
+
+    fn list(&self) -> ListParams {
+        let version = self.0.load(Ordering::Relaxed).to_string();
+        ListParams::default()
+            .at(&version)
+            .matching(VersionMatch::NotOlderThan)
+    }
 }
 
 impl Scenario {
+    pub(super) fn new(name: &str, profile: Profile, client: Client) -> Self {
+        Self {
+            name: name.to_owned(),
+            knobs: Knobs::new(profile),
+            client,
+            agents: Mutex::default(),
+            books: Turn::default(),
+            written: Written::default(),
+        }
+    }
+
     pub(super) fn selector(&self) -> String {
         format!("{}={}", names::SCENARIO, self.name)
     }
 
     pub(super) async fn pools(&self) -> Result<Vec<IpPool>> {
-        let mine = ListParams::default().labels(&self.selector());
+        let mine = self.written.pools.list().labels(&self.selector());
         let pools = kinds::pools(&self.client).list(&mine).await;
         Ok(pools.context("listing pools")?.items)
     }
@@ -48,7 +95,7 @@ impl Scenario {
     /// The VMIs of a namespace, in the order that the scenario wants the host to see.
     pub(super) async fn instances(&self, namespace: &str) -> Result<Vec<Machine>> {
         let instances = kinds::instances_in(&self.client, namespace);
-        let instances = instances.list(&ListParams::default()).await;
+        let instances = instances.list(&self.written.instances.list()).await;
         let mut instances = instances.context("listing machines")?.items;
         let name = |it: &Machine| it.metadata.name.clone().unwrap_or_default();
         match self.knobs.now().machine_order {
@@ -65,7 +112,7 @@ impl Scenario {
 
     pub(super) async fn machines(&self, namespace: &str) -> Result<Vec<Machine>> {
         let machines = kinds::machines_in(&self.client, namespace);
-        let machines = machines.list(&ListParams::default()).await;
+        let machines = machines.list(&self.written.machines.list()).await;
         Ok(machines.context("listing machines")?.items)
     }
 

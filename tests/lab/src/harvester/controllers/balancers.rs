@@ -25,7 +25,7 @@ use crate::{
             self, AllocatedAddress, CLUSTER, DHCP, IpPool, IpPoolStatus, LoadBalancer,
             LoadBalancerStatus, UNSPECIFIED,
         },
-        names::BALANCER_FINALIZER,
+        names::{BALANCER_FINALIZER, SCENARIO},
         ranges::{self, Ranges, Refusal},
         scenario::Scenario,
         selection::{self, Requirement},
@@ -226,10 +226,14 @@ impl Desk {
 
     /// A pool of this scenario that its controller has seen.
     async fn pool(&self, name: &str) -> Result<Option<IpPool>, Trouble> {
-        let pools = self.scenario.pools().await.map_err(Trouble::untold)?;
-        let known = |it: &IpPool| it.status.as_ref().is_some_and(IpPoolStatus::is_known);
-        let mut pools = pools.into_iter();
-        Ok(pools.find(|it| it.metadata.name.as_deref() == Some(name) && known(it)))
+        let pool = kinds::pools(&self.scenario.client).get_opt(name).await;
+        let mine = |it: &IpPool| {
+            let labels = it.metadata.labels.as_ref();
+            let scenario = labels.and_then(|it| it.get(SCENARIO));
+            scenario.is_some_and(|it| *it == self.scenario.name)
+                && it.status.as_ref().is_some_and(IpPoolStatus::is_known)
+        };
+        Ok(pool.map_err(Trouble::untold)?.filter(mine))
     }
 
     async fn write_pool(&self, pool: &IpPool) -> Result<(), Trouble> {

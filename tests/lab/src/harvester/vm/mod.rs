@@ -219,7 +219,8 @@ impl Vm {
             .instances
             .create(&PostParams::default(), &instance)
             .await;
-        created.with_context(|| format!("creating the instance of {}", self.name))?;
+        let instance = created.with_context(|| format!("creating the VMI {}", self.name))?;
+        self.scenario.written.instances.note(&instance.metadata);
         self.publish_agent();
         self.set_status(true, true, "Running").await
     }
@@ -240,12 +241,16 @@ impl Vm {
     /// Marks it as Rancher does when the whole guest cluster is being deleted.
     pub async fn mark_cluster_removal(&self) -> Result<()> {
         let patch = json!({ "metadata": { "annotations": { names::BEING_REMOVED: "true" } } });
-        patch_by_merging(&self.machines, &self.name, &patch).await
+        let machine = patch_by_merging(&self.machines, &self.name, &patch).await?;
+        self.scenario.written.machines.note(&machine.metadata);
+        Ok(())
     }
 
     /// Changes the instance by a merge patch.
     pub async fn patch_instance(&self, patch: &Value) -> Result<()> {
-        patch_by_merging(&self.instances, &self.name, patch).await
+        let instance = patch_by_merging(&self.instances, &self.name, patch).await?;
+        self.scenario.written.instances.note(&instance.metadata);
+        Ok(())
     }
 
     async fn create(&self) -> Result<()> {
@@ -279,9 +284,9 @@ impl Vm {
             .machines
             .patch_status(&self.name, &parameters, &Patch::Merge(&patch))
             .await;
-        patched
-            .map(drop)
-            .with_context(|| format!("the status of VM {}", self.name))
+        let machine = patched.with_context(|| format!("the status of VM {}", self.name))?;
+        self.scenario.written.machines.note(&machine.metadata);
+        Ok(())
     }
 
     async fn delete_from(&self, api: &Api<Machine>) -> Result<()> {
@@ -323,10 +328,8 @@ impl Migration<'_> {
     }
 }
 
-async fn patch_by_merging(api: &Api<Machine>, name: &str, patch: &Value) -> Result<()> {
+async fn patch_by_merging(api: &Api<Machine>, name: &str, patch: &Value) -> Result<Machine> {
     let parameters = PatchParams::default();
     let patched = api.patch(name, &parameters, &Patch::Merge(patch)).await;
-    patched
-        .map(drop)
-        .with_context(|| format!("changing {name}"))
+    patched.with_context(|| format!("changing {name}"))
 }
