@@ -1,7 +1,7 @@
 //! Which machine of the host a node is, and what machine and instance say of the node. Pure.
 //!
 //! In: a Node, the machines of the namespace, host names that guests told. Out: the machine with the
-//! proof that it is the node's, and its [`Metadata`] (the framework's InstanceMetadata).
+//! proof that it is the node's, and its [`Metadata`] (the framework's `InstanceMetadata`).
 //!
 //! A machine is identified by the UID in the node's provider ID. Only a node that has none yet, or
 //! whose machine was replaced, is looked for by name and then by what the guest calls itself.

@@ -43,7 +43,8 @@ use crate::{
 const NODE_BACKOFF: Backoff =
     Backoff::new(Duration::from_millis(100), Duration::from_secs(30), 0.5);
 /// Of a guest that does not tell its name.
-const QUESTION_BACKOFF: Backoff = Backoff::new(Duration::from_secs(2), Duration::from_mins(1), 0.5);
+const QUESTION_BACKOFF: Backoff =
+    Backoff::new(Duration::from_secs(2), Duration::from_secs(60), 0.5);
 /// Guests asked at a time.
 const QUESTIONS: usize = 4;
 /// Failed attempts, more than a minute of them, before a node that waits is worth an Event.
@@ -207,7 +208,7 @@ impl Controller {
         }
         let machine = self.parts.machines.named(&name);
         let uid = machine.as_ref().and_then(|machine| machine.uid());
-        self.touch(&name, uid.as_deref().or(instance.machine_uid()));
+        self.touch(&name, uid.as_deref().or_else(|| instance.machine_uid()));
     }
 
     /// Queues the nodes that a machine concerns: its own, and all that still look for theirs.
@@ -375,7 +376,9 @@ impl Controller {
                 self.questions.forget(&name);
                 let uid = instance.uid().unwrap_or_default();
                 self.memory().hostnames.handle_answer(name, uid, hostname);
-                waiting.into_iter().for_each(|node| self.queue.add(node));
+                for node in waiting {
+                    self.queue.add(node);
+                }
             }
             Ok(_) => {
                 self.questions.retry(name);
