@@ -246,7 +246,7 @@ mod tests {
     async fn the_guest_os_information_is_a_subresource_that_may_be_forbidden() {
         let (client, mut server) = dialogue::pair();
         let path = "/apis/subresources.kubevirt.io/v1/namespaces/vms/virtualmachineinstances/n1/guestosinfo";
-        let served = async {
+        let answers = async {
             let call = server.next().await;
             assert_eq!((call.method.as_str(), call.uri.as_str()), ("GET", path));
             call.ok(&json!({"hostname": "web-1", "os": {"name": "SLES"}}));
@@ -258,13 +258,13 @@ mod tests {
             let second = guest_os_info(&client, "vms", "n1").await;
             assert_eq!(second.unwrap_err().class(), Class::Forbidden);
         };
-        tokio::join!(served, asked);
+        tokio::join!(answers, asked);
     }
 
     #[tokio::test]
     async fn a_list_of_machines_is_read_through_to_the_store() {
         let (client, mut server) = dialogue::pair();
-        let served = async {
+        let answers = async {
             let call = server.next().await;
             assert_eq!(
                 call.uri,
@@ -277,7 +277,7 @@ mod tests {
                            "status": {"ready": true}}],
             }));
         };
-        let (listed, ()) = tokio::join!(list_machines(&client, "vms"), served);
+        let (listed, ()) = tokio::join!(list_machines(&client, "vms"), answers);
         let listed = listed.unwrap();
         assert_eq!(listed.len(), 1);
         assert!(listed[0].status.as_ref().unwrap().ready);

@@ -1,4 +1,4 @@
-//! Writes to ConfigMaps. The right to patch them is not given, so a change is a read and a PUT.
+//! Writes to `ConfigMaps`. The right to patch them is not given, so a change is a read and a PUT.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{Class, Error, within};
 const DEADLINE: Duration = Duration::from_secs(5);
 const TRIES: u32 = 4;
 
-/// Makes one key of a ConfigMap have this value; the others stay. Says whether it had to.
+/// Makes one key of a `ConfigMap` have this value; the others stay. Says whether it had to.
 pub async fn ensure_key(
     client: &Client,
     namespace: &str,
@@ -89,21 +89,21 @@ mod tests {
     #[tokio::test]
     async fn a_missing_map_is_made() {
         let (client, mut server) = dialogue::pair();
-        let served = async {
+        let answers = async {
             server.next().await.fail(404, "NotFound");
             let call = server.next().await;
             assert_eq!(call.method, "POST");
             assert_eq!(call.body["data"], json!({"k": ""}));
             call.ok(&map("1", &json!({"k": ""})));
         };
-        let (written, ()) = tokio::join!(ensure_key(&client, "ns", "m", "k", ""), served);
+        let (written, ()) = tokio::join!(ensure_key(&client, "ns", "m", "k", ""), answers);
         assert!(written.unwrap());
     }
 
     #[tokio::test]
     async fn a_change_keeps_other_keys_and_survives_a_conflict() {
         let (client, mut server) = dialogue::pair();
-        let served = async {
+        let answers = async {
             server
                 .next()
                 .await
@@ -119,15 +119,15 @@ mod tests {
             assert_eq!(call.body["data"], json!({"k": "b", "x": "z"}));
             call.ok(&map("3", &json!({"k": "b", "x": "z"})));
         };
-        let (written, ()) = tokio::join!(ensure_key(&client, "ns", "m", "k", "b"), served);
+        let (written, ()) = tokio::join!(ensure_key(&client, "ns", "m", "k", "b"), answers);
         assert!(written.unwrap());
     }
 
     #[tokio::test]
     async fn a_map_that_is_right_is_not_written() {
         let (client, mut server) = dialogue::pair();
-        let served = async { server.next().await.ok(&map("1", &json!({"k": "b"}))) };
-        let (written, ()) = tokio::join!(ensure_key(&client, "ns", "m", "k", "b"), served);
+        let answers = async { server.next().await.ok(&map("1", &json!({"k": "b"}))) };
+        let (written, ()) = tokio::join!(ensure_key(&client, "ns", "m", "k", "b"), answers);
         assert!(!written.unwrap());
     }
 }

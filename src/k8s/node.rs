@@ -46,9 +46,8 @@ pub async fn change(
         };
         let version = node.resource_version().unwrap_or_default();
         let patch = Patch::Merge(patch::locked(of_object(patch, node), &version));
-        let error = match call_within(api.patch(&name, &params, &patch)).await {
-            Ok(_) => return Ok(Change::Written),
-            Err(error) => error,
+        let Err(error) = call_within(api.patch(&name, &params, &patch)).await else {
+            return Ok(Change::Written);
         };
         match error.class() {
             Class::NotFound => return Ok(Change::Gone),
@@ -140,7 +139,7 @@ mod tests {
     async fn a_change_on_a_stale_node_is_decided_again_on_a_fresh_one() {
         let (client, mut server) = dialogue::pair();
         let seen = read(node("u1", "1", None));
-        let served = async {
+        let answers = async {
             let call = server.next().await;
             assert_eq!(call.method, "PATCH");
             assert!(call.uri.starts_with("/api/v1/nodes/n1?"));
@@ -153,7 +152,7 @@ mod tests {
             assert_eq!(call.body["metadata"]["resourceVersion"], "2");
             call.ok(&node("u1", "3", Some("new")));
         };
-        let (changed, ()) = tokio::join!(change(&client, &seen, decide), served);
+        let (changed, ()) = tokio::join!(change(&client, &seen, decide), answers);
         assert_eq!(changed.unwrap(), Change::Written);
     }
 
@@ -161,11 +160,11 @@ mod tests {
     async fn nothing_is_written_when_somebody_else_has_done_it() {
         let (client, mut server) = dialogue::pair();
         let seen = read(node("u1", "1", None));
-        let served = async {
+        let answers = async {
             server.next().await.fail(409, "Conflict");
             server.next().await.ok(&node("u1", "2", Some("new")));
         };
-        let (changed, ()) = tokio::join!(change(&client, &seen, decide), served);
+        let (changed, ()) = tokio::join!(change(&client, &seen, decide), answers);
         assert_eq!(changed.unwrap(), Change::Unneeded);
     }
 
@@ -173,11 +172,11 @@ mod tests {
     async fn a_successor_of_the_same_name_is_left_alone() {
         let (client, mut server) = dialogue::pair();
         let seen = read(node("u1", "1", None));
-        let served = async {
+        let answers = async {
             server.next().await.fail(409, "Conflict");
             server.next().await.ok(&node("u2", "9", None));
         };
-        let (changed, ()) = tokio::join!(change(&client, &seen, decide), served);
+        let (changed, ()) = tokio::join!(change(&client, &seen, decide), answers);
         assert_eq!(changed.unwrap(), Change::Gone);
     }
 
@@ -185,7 +184,7 @@ mod tests {
     async fn endless_conflicts_are_an_error() {
         let (client, mut server) = dialogue::pair();
         let seen = read(node("u1", "1", None));
-        let served = async {
+        let answers = async {
             for attempt in 1..=TRIES {
                 server.next().await.fail(409, "Conflict");
                 if attempt < TRIES {
@@ -193,7 +192,7 @@ mod tests {
                 }
             }
         };
-        let (changed, ()) = tokio::join!(change(&client, &seen, decide), served);
+        let (changed, ()) = tokio::join!(change(&client, &seen, decide), answers);
         assert_eq!(changed.unwrap_err().class(), Class::Conflict);
     }
 
@@ -201,7 +200,7 @@ mod tests {
     async fn a_deletion_is_of_this_very_node() {
         let (client, mut server) = dialogue::pair();
         let seen = read(node("u1", "7", None));
-        let served = async {
+        let answers = async {
             let call = server.next().await;
             assert_eq!(call.method, "DELETE");
             let expected = json!({"uid": "u1", "resourceVersion": "7"});
@@ -209,7 +208,7 @@ mod tests {
             call.ok(&json!({"apiVersion": "v1", "kind": "Status", "status": "Success"}));
         };
         let version = seen.resource_version();
-        let (deleted, ()) = tokio::join!(delete(&client, &seen, version), served);
+        let (deleted, ()) = tokio::join!(delete(&client, &seen, version), answers);
         deleted.unwrap();
     }
 }

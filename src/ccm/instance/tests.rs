@@ -28,7 +28,7 @@ fn on_networks(interfaces: &[&[&str]]) -> VirtualMachineInstance {
         })).collect::<Vec<_>>()},
         "status": {"phase": "Running", "interfaces": names.map(|(letter, addresses)| json!({
             "name": format!("nic-{letter}"), "ipAddresses": addresses,
-            "ipAddress": addresses.first(),
+            "ipAddress": addresses.first().unwrap_or(&""),
         })).collect::<Vec<_>>()},
     }))
 }
@@ -42,10 +42,9 @@ type Row = (
     Option<(&'static str, Proof)>,
 );
 
-#[test]
-fn a_node_is_found_by_uid_then_by_name_then_by_what_its_guest_says() {
+fn rows_of_ids_and_names() -> Vec<Row> {
     let ours = Some("harvester://u1");
-    let rows: Vec<Row> = vec![
+    vec![
         (
             "the namesake has the UID",
             node("n1", ours),
@@ -94,6 +93,11 @@ fn a_node_is_found_by_uid_then_by_name_then_by_what_its_guest_says() {
             &[],
             Some(("u1", Proof::Name)),
         ),
+    ]
+}
+
+fn rows_of_labels_and_guests() -> Vec<Row> {
+    vec![
         (
             "a namesake of another cluster is passed over",
             node("web-1", None),
@@ -137,7 +141,14 @@ fn a_node_is_found_by_uid_then_by_name_then_by_what_its_guest_says() {
             &[("a", "web-1.example.com"), ("b", "web-1.example.org")],
             Some(("u1", Proof::Hostname)),
         ),
-    ];
+    ]
+}
+
+#[test]
+fn a_node_is_found_by_uid_then_by_name_then_by_what_its_guest_says() {
+    let rows = rows_of_ids_and_names()
+        .into_iter()
+        .chain(rows_of_labels_and_guests());
     for (what, node, machines, cluster, hostnames, expected) in rows {
         let hostnames = hostnames
             .iter()

@@ -267,6 +267,10 @@ impl Controller {
             // The end of the host's first list queues all nodes.
             return Ok(Outcome::Done);
         }
+        // A provider ID is for ever, so it does not come from a view that may be hours old.
+        if waits && !machines.is_current() {
+            return Ok(Outcome::Wait("the host is not reached".to_owned()));
+        }
         let cluster = instance::cluster_label(&self.parts.config.cluster_name);
         let hostnames = self.memory().hostnames.by_machine();
         let Some(found) = instance::find(node, machines, cluster, &hostnames) else {

@@ -12,6 +12,8 @@ mod controller;
 mod hostnames;
 pub(in crate::ccm) mod plan;
 mod provided;
+#[cfg(test)]
+pub(in crate::ccm) mod testing;
 mod vips;
 pub(in crate::ccm) mod workers;
 

@@ -16,7 +16,7 @@ use kube::ResourceExt;
 use crate::{ccm::cache::ObjectKey, k8s::names::kube_vip};
 
 /// Agents are asked every few seconds to a minute.
-const LINGER: Duration = Duration::from_secs(5 * 60);
+const LINGER: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Default)]
 pub(super) struct Vips {
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn an_address_is_a_vip_as_long_as_a_service_has_it_and_a_while_longer() {
         let start = clock::now();
-        let at = |minutes| start + Duration::from_mins(minutes);
+        let at = |minutes: u64| start + Duration::from_secs(60 * minutes);
         let vip: IpAddr = "10.0.0.100".parse().unwrap();
         let mut vips = Vips::default();
         let mut handle = |service: &str, addresses: &str, minutes| {

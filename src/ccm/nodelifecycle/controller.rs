@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Between attempts at a deletion that is refused.
-const REFUSED: Backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(10 * 60), 0.2);
+const REFUSED: Backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(600), 0.2);
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 
 /// What a controller is made of.

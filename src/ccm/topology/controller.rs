@@ -33,9 +33,9 @@ use crate::{
 
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30), 0.5);
 /// How long the host may take to annotate an instance that is new.
-const ANNOTATION_GRACE: Duration = Duration::from_mins(1);
+const ANNOTATION_GRACE: Duration = Duration::from_secs(60);
 /// A silent watch or a lost write is made good then at the latest.
-const RESYNC: Duration = Duration::from_mins(10);
+const RESYNC: Duration = Duration::from_secs(600);
 
 /// What a controller is made of.
 pub(super) struct Parts {
@@ -138,7 +138,7 @@ impl Controller {
         let name = instance.name_any();
         let machine = self.parts.machines.named(&name);
         let uid = machine.as_ref().and_then(|machine| machine.uid());
-        self.touch(&name, uid.as_deref().or(instance.machine_uid()));
+        self.touch(&name, uid.as_deref().or_else(|| instance.machine_uid()));
     }
 
     /// From now on, or after a while, a missing annotation is one that the host took away.
@@ -264,3 +264,6 @@ impl Controller {
         self.trusted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 //! interfaces is kept.
 //!
 //! In: watches of the guest's Nodes and the map's `ConfigMap`, and of the host's machines and
-//! instances. Out: patches of Node labels, one key of one ConfigMap. It has no place in
+//! instances. Out: patches of Node labels, one key of one `ConfigMap`. It has no place in
 //! `--controllers`; `--disable-vmi-controller` switches it off.
 
 mod controller;
@@ -33,7 +33,7 @@ pub struct Feeds {
     pub nodes: Feed<Node>,
     pub machines: Feed<VirtualMachine>,
     pub instances: Feed<VirtualMachineInstance>,
-    /// The one ConfigMap [`MAP_NAMESPACE`]/[`MAP_NAME`], or more.
+    /// The one `ConfigMap` [`MAP_NAMESPACE`]/[`MAP_NAME`], or more.
     pub network_map: Feed<ConfigMap>,
 }
 

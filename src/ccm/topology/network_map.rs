@@ -1,6 +1,6 @@
 //! Which networks of the host are on the same guest interface on every node. Pure.
 //!
-//! In: the instances of this cluster. Out: the value of the ConfigMap `kube-system/harvester-nad-mapping`
+//! In: the instances of this cluster. Out: the value of the `ConfigMap` `kube-system/harvester-nad-mapping`
 //! that Rancher's UI and the load balancers read: a JSON object from network to interface with
 //! sorted keys, or the empty text.
 //!
@@ -64,6 +64,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::harvester::kubevirt::MigrationState;
 
     /// Interfaces as `enp1s0→mgmt`; `→mgmt` is one that the agent has not named.
     fn instance(cluster: &str, interfaces: &str) -> VirtualMachineInstance {
@@ -139,7 +140,7 @@ mod tests {
         let mut starting = instance("c", "eth0→mgmt");
         starting.status.as_mut().unwrap().phase = "Scheduling".to_owned();
         let mut moving = instance("c", "eth0→mgmt");
-        moving.status.as_mut().unwrap().migration_state = Some(Default::default());
+        moving.status.as_mut().unwrap().migration_state = Some(MigrationState::default());
         assert_eq!(
             of(&[starting, steady, moving]).as_deref(),
             Some(r#"{"default/mgmt":"enp1s0"}"#)

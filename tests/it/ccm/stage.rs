@@ -108,14 +108,17 @@ impl World {
     pub(super) async fn manager(&self) -> Result<Manager> {
         let mut setup = setup(
             self.access.cloud_config().to_owned(),
-            &["--cluster-name=gc", "--v=4"],
+            &["--cluster-name=gc", "--v=2"],
         );
         setup.args.extend(self.args.iter().cloned());
         self.guest.start_manager(&setup).await
     }
 
-    /// A pool that every Service of the guest may have an address of.
+    /// A pool that every Service of the guest may have an address of, and a VM by whose network the host
+    /// knows that.
     pub(super) async fn pool(&self) -> Result<Pool> {
+        let vm = self.host.vm("vm").addresses(&["10.1.0.10"]);
+        vm.create().await?;
         let pool = self.host.pool("pool");
         pool.range("10.1.0.192", "10.1.0.250").create().await
     }

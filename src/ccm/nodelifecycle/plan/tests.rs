@@ -40,13 +40,22 @@ fn decided(node: &Node, machines: &[Arc<VirtualMachine>]) -> Verdict {
 
 const OURS: Option<&str> = Some("harvester://u1");
 
+/// What it is, the condition Ready, the provider ID, the machines, what is done.
+type Row = (
+    &'static str,
+    &'static str,
+    Option<&'static str>,
+    Vec<Arc<VirtualMachine>>,
+    Verdict,
+);
+
 #[test]
 fn fw_l7_to_l21_nodes_that_are_not_ready_go_with_their_machine_and_only_then() {
     let up = machine("n1", "u1", Some(true));
     let down = machine("n1", "u1", Some(false));
     let bare = machine("n1", "u1", None);
     let other = machine("n1", "u2", Some(true));
-    let rows: Vec<(&str, &str, Option<&str>, Vec<Arc<VirtualMachine>>, Verdict)> = vec![
+    let rows: Vec<Row> = vec![
         ("L7", "False", OURS, vec![], Verdict::Delete),
         ("L9", "False", OURS, vec![up.clone()], Verdict::Nothing),
         ("L10", "Unknown", OURS, vec![], Verdict::Delete),
