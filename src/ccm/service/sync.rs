@@ -452,7 +452,7 @@ impl Controller {
         }
         // While either watch is down, what looks like an orphan may be a matter of the view.
         if !(self.services.status().connected && self.balancers.status().connected) {
-            return Ok(Some(LIFE));
+            return Ok(Some(orphans::GRACE));
         }
         let grace = self.memory().owners.grace(name, clock::now());
         if !grace.is_zero() {
