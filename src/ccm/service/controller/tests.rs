@@ -233,6 +233,13 @@ fn address(store: &Store, name: &str) -> Option<String> {
     Some(address.to_owned())
 }
 
+fn all<K>(client: &Client) -> Api<DeserializeGuard<K>>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + serde::de::DeserializeOwned,
+{
+    Api::all(client.clone())
+}
+
 /// Runs `test` beside the controller, the guest cluster and the host.
 async fn with_controller(guest: &Cluster, host: &Cluster, test: impl Future<Output = ()>) {
     let (guest_client, guest_server) = dialogue::pair();
@@ -247,12 +254,6 @@ async fn with_controller(guest: &Cluster, host: &Cluster, test: impl Future<Outp
         balancers: balancers.subscribe(),
         network_map: maps.subscribe(),
     };
-    fn all<K>(client: &Client) -> Api<DeserializeGuard<K>>
-    where
-        K: kube::Resource<DynamicType = ()> + Clone + serde::de::DeserializeOwned,
-    {
-        Api::all(client.clone())
-    }
     let (recorder, writer) = Recorder::new(guest_client.clone(), "service-controller", "h");
     let parts = Parts {
         guest: guest_client.clone(),
@@ -326,7 +327,7 @@ async fn a_service_goes_from_its_creation_to_an_address_and_away_with_as_few_wri
         );
         host.with(|store| {
             store.change(BALANCERS, &name, |object| {
-                object["metadata"]["finalizers"] = json!([])
+                object["metadata"]["finalizers"] = json!([]);
             });
         });
         guest
@@ -342,17 +343,18 @@ async fn a_service_whose_address_never_comes_delays_nobody() {
     let (guest, host) = clusters();
     host.with(|store| store.allocates = false);
     let test = async {
-        let names: Vec<String> = (0..100).map(|n| format!("s{n}")).collect();
+        let started = clock::now();
+        let names: Vec<String> = (0..500).map(|n| format!("s{n}")).collect();
         guest.with(|store| {
             for name in &names {
                 store.put(SERVICES, service(name));
             }
         });
-        host.until("all objects", |store| store.objects.len() == 100)
+        host.until("all objects", |store| store.objects.len() == 500)
             .await;
         host.with(|store| {
             for (n, name) in names.iter().enumerate().skip(1) {
-                store.allocate(&object_of(name), &format!("10.0.1.{n}"));
+                store.allocate(&object_of(name), &format!("10.0.{}.{}", n / 250, n % 250));
             }
         });
         let given = |store: &Store| {
@@ -362,8 +364,9 @@ async fn a_service_whose_address_never_comes_delays_nobody() {
                 .all(|name| address(store, name).is_some())
         };
         guest.until("all addresses but one", given).await;
+        println!("500 Services in {:?}", clock::now() - started);
         assert_eq!(guest.with(|store| address(store, "s0")), None);
-        assert_eq!(host.with(|store| store.writes.len()), 100);
+        assert_eq!(host.with(|store| store.writes.len()), 500);
     };
     with_controller(&guest, &host, test).await;
 }
