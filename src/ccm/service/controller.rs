@@ -397,3 +397,6 @@ impl Controller {
         self.queue.add_after(key.clone(), LIFE);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,6 +21,7 @@
 mod controller;
 mod due;
 mod failure;
+mod gather;
 mod loadbalancer;
 mod metrics;
 mod network;
@@ -30,6 +31,7 @@ mod orphans;
 mod plan;
 mod recent;
 mod sharing;
+mod sweep;
 mod sync;
 mod turns;
 

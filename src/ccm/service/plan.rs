@@ -17,7 +17,7 @@ use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
 use super::{
-    due::{has_class, has_finalizer, needs_cleanup, wants},
+    due::{has_class, has_finalizer, is_terminating, needs_cleanup, wants},
     loadbalancer::{
         self, Ipam, Settings, annotation, conflict, desired, ingress, is_ours, revised,
     },
@@ -173,9 +173,10 @@ fn join(keys: &[ObjectKey]) -> String {
     texts.join(", ")
 }
 
-/// Whether the Service is to lose its load balancer.
+/// Whether the Service is to lose its load balancer. One that is being deleted gets none, also while
+/// others' finalizers hold it after ours is off.
 pub(super) fn is_cleanup(service: &Service) -> bool {
-    !wants(service) || needs_cleanup(service)
+    !wants(service) || needs_cleanup(service) || is_terminating(service)
 }
 
 pub(super) fn plan(facts: &Facts<'_>) -> Next {

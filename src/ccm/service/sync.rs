@@ -1,8 +1,8 @@
 //! One sync: gathers the facts, asks the plan, makes the write, and asks again.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
-use k8s_openapi::api::core::v1::{ConfigMap, Service};
+use k8s_openapi::api::core::v1::Service;
 use kube::ResourceExt;
 use tracing::{info, warn};
 
@@ -10,10 +10,9 @@ use super::{
     controller::{Controller, Ended},
     due::{is_terminating, wants},
     failure::Failure,
-    network, orphans,
-    plan::{Balancer, Facts, Next, Publish, Step, is_cleanup, object_name, plan},
-    recent::LIFE,
-    sharing::{self, Primary, is_attached, label_value},
+    gather::Gathered,
+    plan::{Next, Publish, Step, is_cleanup, object_name, plan},
+    sharing,
 };
 use crate::{
     ccm::cache::ObjectKey,
@@ -26,24 +25,6 @@ use crate::{
 const STEPS: u32 = 12;
 /// Without a watch of the host, what is waited for is looked at.
 const UNWATCHED: Duration = Duration::from_secs(5);
-
-/// The facts, owned.
-struct Gathered {
-    guest: Option<String>,
-    service: Arc<Service>,
-    balancer: Option<Arc<LoadBalancer>>,
-    listed: bool,
-    sharers: Vec<ObjectKey>,
-    primary: Option<GatheredPrimary>,
-    mapping: Option<Arc<ConfigMap>>,
-}
-
-struct GatheredPrimary {
-    key: Result<ObjectKey, super::plan::Complaint>,
-    service: Option<Arc<Service>>,
-    balancer: Option<Arc<LoadBalancer>>,
-    siblings: Vec<Arc<Service>>,
-}
 
 /// What a sync remembers between its steps.
 #[derive(Debug, Default)]
@@ -118,83 +99,6 @@ impl Controller {
             self.execute(&gathered, write, &mut progress).await?;
         }
         Err(Failure::Unsettled)
-    }
-
-    /// Without a watch nothing would overtake an answer of an earlier sync.
-    fn doubt_answers(&self, key: &ObjectKey) {
-        if self.balancers.status().synced {
-            return;
-        }
-        if let Some(service) = self.latest_service(key) {
-            let name = object_name(&self.parts.settings, &service);
-            let object = ObjectKey::new(&*self.parts.host_namespace, name);
-            self.memory().balancers.forget(&object);
-        }
-    }
-
-    fn gather(&self, service: Arc<Service>, absent: bool) -> Gathered {
-        let key = ObjectKey::of(&*service);
-        let name = object_name(&self.parts.settings, &service);
-        let listed = self.balancers.status().synced;
-        let balancer = self.latest_balancer(&name).filter(|_| !absent);
-        let value = label_value(&key);
-        let mut sharers: Vec<ObjectKey> = self
-            .attached(&value)
-            .iter()
-            .map(|sharer| ObjectKey::of(&**sharer))
-            .collect();
-        sharers.retain(|sharer| *sharer != key);
-        let primary = (!is_cleanup(&service))
-            .then(|| sharing::target(&service))
-            .flatten()
-            .map(|target| self.gather_primary(&key, target));
-        let mapping = ObjectKey::new(network::NAMESPACE, network::NAME);
-        Gathered {
-            guest: self.guest_uid(),
-            balancer,
-            listed,
-            sharers,
-            primary,
-            mapping: self.network_map.get(&mapping),
-            service,
-        }
-    }
-
-    fn gather_primary(
-        &self,
-        key: &ObjectKey,
-        target: Result<ObjectKey, super::plan::Complaint>,
-    ) -> GatheredPrimary {
-        let service = target
-            .as_ref()
-            .ok()
-            .and_then(|key| self.latest_service(key));
-        let balancer = service
-            .as_ref()
-            .and_then(|service| self.latest_balancer(&object_name(&self.parts.settings, service)));
-        let siblings = target.as_ref().map(|key| self.attached(&label_value(key)));
-        let mut siblings = siblings.unwrap_or_default();
-        siblings.retain(|sibling| ObjectKey::of(&**sibling) != *key);
-        GatheredPrimary {
-            key: target,
-            service,
-            balancer,
-            siblings,
-        }
-    }
-
-    fn attached(&self, value: &str) -> Vec<Arc<Service>> {
-        let members: Vec<ObjectKey> = self.memory().groups.members(value).cloned().collect();
-        let services = members.iter().filter_map(|key| self.latest_service(key));
-        services
-            .filter(|service| is_attached(service, value))
-            .collect()
-    }
-
-    /// The API server's own Service lives as long as the cluster.
-    fn guest_uid(&self) -> Option<String> {
-        let key = ObjectKey::new("default", "kubernetes");
-        self.services.get(&key)?.uid()
     }
 
     /// What comes of a Service for which there is nothing to write.
@@ -352,7 +256,7 @@ impl Controller {
         Ok(())
     }
 
-    async fn delete(&self, key: &ObjectKey, name: &str, uid: &str) -> Result<(), Error> {
+    pub(super) async fn delete(&self, key: &ObjectKey, name: &str, uid: &str) -> Result<(), Error> {
         let namespace = &*self.parts.host_namespace;
         let gone = || {
             let object = ObjectKey::new(namespace, name);
@@ -421,90 +325,10 @@ impl Controller {
         }
         Ok(())
     }
-
-    /// Deletes the objects of Services of this name that are gone; returns when to look again.
-    async fn sweep(&self, key: &ObjectKey) -> Result<Option<Duration>, Failure> {
-        let names = self.memory().owners.of(key);
-        let mut again: Option<Duration> = None;
-        for name in names {
-            if let Some(later) = self.sweep_one(key, &name).await? {
-                again = Some(again.map_or(later, |again| again.min(later)));
-            }
-        }
-        Ok(again)
-    }
-
-    async fn sweep_one(&self, key: &ObjectKey, name: &str) -> Result<Option<Duration>, Failure> {
-        let settings = &self.parts.settings;
-        let guest = self.guest_uid();
-        let is_orphan = |object: &LoadBalancer, service: Option<&Service>| {
-            let current = service.map(|service| object_name(settings, service));
-            orphans::is_orphan(settings, guest.as_deref(), object, key, current.as_deref())
-        };
-        let service = self.latest_service(key);
-        let Some(object) = self.latest_balancer(name) else {
-            return Ok(None);
-        };
-        let shared = !self.attached(&label_value(key)).is_empty();
-        if !is_orphan(&object, service.as_deref()) || shared {
-            self.memory().owners.acquit(name);
-            return Ok(None);
-        }
-        // While either watch is down, what looks like an orphan may be a matter of the view.
-        if !(self.services.status().connected && self.balancers.status().connected) {
-            return Ok(Some(LIFE));
-        }
-        let grace = self.memory().owners.grace(name, clock::now());
-        if !grace.is_zero() {
-            return Ok(Some(grace));
-        }
-        let failed = |source| Failure::Orphan {
-            object: name.to_owned(),
-            source,
-        };
-        let client = &self.parts.guest;
-        let real = guest::uid(client, &key.namespace, &key.name)
-            .await
-            .map_err(failed)?;
-        if real != service.as_ref().map(|s| s.uid().unwrap_or_default()) {
-            // The watch is behind; what it brings brings the Service back.
-            return Ok(Some(LIFE));
-        }
-        info!(service = %key, object = name, "deleting a LoadBalancer whose Service is gone");
-        let uid = object.uid().unwrap_or_default();
-        self.delete(key, name, &uid).await.map_err(failed)?;
-        self.parts.metrics.orphans.inc();
-        Ok(None)
-    }
 }
 
 /// The Services that a sync of this one reads and whose own syncs must not write meanwhile.
 fn participants(service: &Service) -> BTreeSet<ObjectKey> {
     let target = sharing::target(service).and_then(Result::ok);
     [ObjectKey::of(service)].into_iter().chain(target).collect()
-}
-
-impl Gathered {
-    fn facts<'a>(&'a self, controller: &'a Controller, absent: bool) -> Facts<'a> {
-        let balancer = match &self.balancer {
-            Some(object) => Balancer::Present(object),
-            None if absent => Balancer::Absent,
-            None if self.listed => Balancer::Unlisted,
-            None => Balancer::Unknown,
-        };
-        Facts {
-            settings: &controller.parts.settings,
-            guest: self.guest.as_deref(),
-            service: &self.service,
-            balancer,
-            sharers: &self.sharers,
-            primary: self.primary.as_ref().map(|primary| Primary {
-                key: primary.key.clone(),
-                service: primary.service.as_deref(),
-                balancer: primary.balancer.as_deref(),
-                siblings: primary.siblings.iter().map(|sibling| &**sibling).collect(),
-            }),
-            mapping: self.mapping.as_deref(),
-        }
-    }
 }

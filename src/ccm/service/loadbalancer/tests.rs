@@ -11,6 +11,7 @@ fn settings() -> Settings {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "every caller has a literal")]
 fn service(annotations: Value, ingress: &[&str]) -> Service {
     let ingress: Vec<Value> = ingress.iter().map(|ip| json!({"ip": ip})).collect();
     serde_json::from_value(json!({
