@@ -44,6 +44,15 @@ fn a_dhcp_service_gets_the_address_that_the_host_says() {
         world.service("web", json!({ IPAM: "dhcp" })).await?;
         let address = world.addressed("web").await?;
         ensure!(address == "0.0.0.0", "the address is {address}");
+        world.companion.lease("default/web", "10.1.0.77");
+        world.serves("web", "10.1.0.77").await?;
+        poll_until(SOON, "the leased address on the host", async || {
+            let objects = world.balancers_of("web").await?;
+            let status = objects.first().and_then(|it| it.status.as_ref());
+            let recorded = status.map(|it| it.address.as_str());
+            Ok((recorded == Some("10.1.0.77")).then_some(()))
+        })
+        .await?;
         world.delete("web").await?;
         world.no_balancer_of("web").await
     });
@@ -56,6 +65,7 @@ fn a_service_may_share_the_address_of_another() {
         let _manager = world.manager().await?;
         world.service("first", json!({ IPAM: "pool" })).await?;
         let address = world.addressed("first").await?;
+        world.serves("first", &address).await?;
         let sharing = json!({ PRIMARY: "default/first" });
         world.service_on("second", sharing.clone(), 81).await?;
         let shared = world.addressed("second").await?;

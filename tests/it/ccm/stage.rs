@@ -6,7 +6,7 @@ use anyhow::Result;
 use k8s_openapi::api::core::v1::{Node, Service, Taint};
 use kube::{ResourceExt, api::DeleteParams};
 use lab::{
-    Guest, HarvesterHost, Manager, ManagerSetup, Rights,
+    Companion, Guest, HarvesterHost, Manager, ManagerSetup, Rights,
     harvester::{GuestAccess, HostBuilder, LoadBalancer, Pool},
     poll_until, unavailable,
 };
@@ -59,6 +59,8 @@ pub(super) struct World {
     pub(super) host: HarvesterHost,
     /// The manager's way to the host.
     pub(super) access: GuestAccess,
+    /// What answers for VIPs.
+    pub(super) companion: Companion,
     args: Vec<String>,
 }
 
@@ -86,8 +88,10 @@ pub(super) fn play_on(
     let played = runtime.block_on(Box::pin(async {
         let host = host.cluster("gc").start().await?;
         let access = host.access("manager")?;
+        let guest = Guest::start(name).await?;
         let world = World {
-            guest: Guest::start(name).await?,
+            companion: Companion::start(guest.kube()),
+            guest,
             access,
             host,
             args: args.iter().map(|&it| it.to_owned()).collect(),
@@ -205,6 +209,24 @@ impl World {
         .await
     }
 
+    /// The addresses in the status of a Service.
+    pub(super) async fn ingress(&self, name: &str) -> Result<Vec<String>> {
+        let status = self.get(name).await?.status.unwrap_or_default();
+        let ingress = status.load_balancer.and_then(|it| it.ingress);
+        let ips = ingress.into_iter().flatten().filter_map(|it| it.ip);
+        Ok(ips.collect())
+    }
+
+    /// Waits until the status of a Service names this address alone.
+    pub(super) async fn serves(&self, name: &str, address: &str) -> Result<()> {
+        poll_until(
+            SOON,
+            &format!("{address} in the status of {name}"),
+            async || Ok((self.ingress(name).await? == [address]).then_some(())),
+        )
+        .await
+    }
+
     /// Waits until a node has been initialised.
     pub(super) async fn initialised(&self, name: &str) -> Result<Node> {
         poll_until(SOON, &format!("node {name} initialised"), async || {
@@ -213,7 +235,8 @@ impl World {
                 let uninitialised = |taint: &Taint| taint.key == UNINITIALISED;
                 spec.taints.iter().flatten().any(uninitialised)
             });
-            Ok((!waits).then_some(node))
+            // The status is written after the taint is taken off.
+            Ok((!waits && !addresses(&node).is_empty()).then_some(node))
         })
         .await
     }

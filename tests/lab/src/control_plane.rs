@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicU16, Ordering},
     },
     time::Duration,
@@ -364,13 +364,15 @@ fn free_port() -> Result<u16> {
     const FIRST: u16 = 20_000;
     const COUNT: u16 = 10_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Processes that run at once begin at different places.
+    static START: OnceLock<u16> = OnceLock::new();
+    // Processes that run at once begin at different places; within one no port comes twice, because a port
+    // that was given away may not be listened on yet.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "it is below COUNT"
     )]
-    let start = (clock::random_fraction() * f64::from(COUNT)) as u16;
+    let start = *START.get_or_init(|| (clock::random_fraction() * f64::from(COUNT)) as u16);
     for _ in 0..COUNT {
         let offset = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_add(start) % COUNT;
         let port = FIRST + offset;

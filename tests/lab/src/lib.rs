@@ -5,6 +5,7 @@ pub mod api_proxy;
 mod claim;
 pub mod clock;
 pub mod cluster;
+mod companion;
 pub mod control_plane;
 mod delay;
 mod frame;
@@ -33,6 +34,7 @@ pub use crate::{
     access::Rights,
     api_proxy::{ApiProxy, Counts, Failure},
     cluster::{Cluster, Node, SpeakerSetup},
+    companion::Companion,
     control_plane::{ControlPlane, Settings},
     guest::{Guest, Manager, ManagerSetup},
     harvester::HarvesterHost,
