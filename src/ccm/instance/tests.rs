@@ -175,7 +175,7 @@ fn only_a_name_that_somebody_gave_tells_clusters_apart() {
 }
 
 #[test]
-fn fw_l23_fw_n36_the_provider_id_is_the_machines_uid_and_not_the_instances() {
+fn fw_l22_l23_n36_the_provider_id_is_the_machines_uid_and_not_the_instances() {
     let machine = machine("n1", "vm-uid", None);
     let vmi = on_networks(&[&["10.0.0.5"]]);
     let metadata = metadata(&machine, Some(&vmi), None);

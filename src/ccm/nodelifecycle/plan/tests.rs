@@ -50,7 +50,7 @@ type Row = (
 );
 
 #[test]
-fn fw_l7_to_l21_nodes_that_are_not_ready_go_with_their_machine_and_only_then() {
+fn fw_l1_to_l21_nodes_that_are_not_ready_go_with_their_machine_and_only_then() {
     let up = machine("n1", "u1", Some(true));
     let down = machine("n1", "u1", Some(false));
     let bare = machine("n1", "u1", None);

@@ -302,7 +302,8 @@ fn clusters() -> (Cluster, Cluster) {
 }
 
 #[tokio::test]
-async fn a_service_goes_from_its_creation_to_an_address_and_away_with_as_few_writes_as_can_be() {
+async fn fw_s34_s37_s74_s137_a_service_goes_from_its_creation_to_an_address_and_away_with_as_few_writes_as_can_be()
+ {
     let (guest, host) = clusters();
     let test = async {
         guest

@@ -30,7 +30,7 @@ fn with(pointer: &str, value: Value) -> Service {
 }
 
 #[test]
-fn fw_s48_to_s62_needs_update_follows_the_framework() {
+fn fw_s35_s48_to_s62_needs_update_follows_the_framework() {
     let port = |field: &str, value: Value| with(&format!("/spec/ports/0/{field}"), value);
     let changes = vec![
         ("s48 type", with("/spec/type", json!("ClusterIP"))),

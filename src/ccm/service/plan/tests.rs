@@ -101,7 +101,7 @@ fn fw_s1_s5_a_service_that_never_was_ours_is_left_alone() {
 }
 
 #[test]
-fn fw_s2_s3_s4_s70_the_finalizer_is_on_before_anything_else_whatever_the_protocol() {
+fn fw_s2_s3_s4_s70_h63_h64_the_finalizer_is_on_before_anything_else_whatever_the_protocol() {
     for protocol in ["UDP", "TCP", "SCTP"] {
         let service = service(&json!({
             "metadata": {"finalizers": ["other"]},
