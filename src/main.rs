@@ -12,7 +12,7 @@ use std::{
 use harvester_cloud_provider::{
     ccm, check,
     config::{self, Config, Invocation, Surroundings},
-    k8s::{ClientSource, client::Rate},
+    k8s::{self, ClientSource, client::Rate},
     runtime::{self, Process, logging, ports, ports::Ports, realtime::Realtime, shutdown::Signals},
     speaker,
 };
@@ -119,6 +119,7 @@ async fn serve(config: Config) -> Result<(), Error> {
     let signals = Signals::install().map_err(Error::Signals)?;
     let ports = Ports::open(&config)?;
     let (process, failures) = Process::new();
+    process.metrics.with(k8s::metrics::register);
     if config.speaker.as_ref().is_some_and(|it| it.realtime) {
         // The threads until here are those of the runtime.
         match Realtime::claim() {

@@ -4,8 +4,12 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Service};
 use kube::Api;
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{family::Family, gauge::Gauge},
+};
 
-use super::{Context, cache::Source, node, nodelifecycle, service, topology};
+use super::{COMPONENT, Context, cache::Source, node, nodelifecycle, service, topology};
 use crate::{
     config::controllers::Controller,
     harvester::{
@@ -22,6 +26,14 @@ pub(super) struct Controllers {
     node: node::Metrics,
     nodelifecycle: nodelifecycle::Metrics,
     service: service::Metrics,
+    running: Family<Labels, Gauge>,
+}
+
+/// A controller by the name that the framework's metric gives it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Labels {
+    manager: &'static str,
+    name: &'static str,
 }
 
 /// The watches of one leadership.
@@ -47,7 +59,14 @@ struct Feeds {
 impl Controllers {
     pub(super) fn new(context: &Context) -> Self {
         let metrics = &context.process.metrics;
+        let running = Family::default();
+        metrics.register(
+            "running_managed_controllers",
+            "Whether a controller runs in this process",
+            Family::clone(&running),
+        );
         Self {
+            running,
             context: context.clone(),
             node: node::Metrics::register(metrics),
             nodelifecycle: nodelifecycle::Metrics::register(metrics),
@@ -109,24 +128,44 @@ impl Controllers {
         }
     }
 
+    /// Runs a controller if it has feeds; `name` is that of the framework's metric.
+    async fn run_if<F, W: Future<Output = ()>>(
+        &self,
+        feeds: Option<F>,
+        after: Duration,
+        name: &'static str,
+        run: impl FnOnce(F) -> W,
+    ) {
+        let Some(feeds) = feeds else {
+            tracing::info!(controller = name, "not enabled");
+            return;
+        };
+        if !after.is_zero() {
+            clock::sleep(after).await;
+        }
+        tracing::info!(controller = name, "starts");
+        let labels = Labels {
+            manager: COMPONENT,
+            name,
+        };
+        let _running = Running::new(self.running.get_or_create(&labels).clone());
+        Box::pin(run(feeds)).await;
+    }
+
     async fn work(&self, feeds: Feeds, stop: &Shutdown) {
         let context = || self.context.clone();
         let mut starts = Starts::new(self.context.config.controller_start_interval);
-        let node = run_if(
-            feeds.node,
-            starts.next(),
-            Controller::CloudNode.name(),
-            |feeds| node::run(context(), feeds, self.node.clone(), stop.clone()),
-        );
-        let name = Controller::CloudNodeLifecycle.name();
-        let nodelifecycle = run_if(feeds.nodelifecycle, starts.next(), name, |feeds| {
+        let node = self.run_if(feeds.node, starts.next(), "cloud-node", |feeds| {
+            node::run(context(), feeds, self.node.clone(), stop.clone())
+        });
+        let name = "cloud-node-lifecycle";
+        let nodelifecycle = self.run_if(feeds.nodelifecycle, starts.next(), name, |feeds| {
             nodelifecycle::run(context(), feeds, self.nodelifecycle.clone(), stop.clone())
         });
-        let name = Controller::Service.name();
-        let service = run_if(feeds.service, starts.next(), name, |feeds| {
+        let service = self.run_if(feeds.service, starts.next(), "service", |feeds| {
             service::run(context(), feeds, self.service.clone(), stop.clone())
         });
-        let topology = run_if(feeds.topology, starts.next(), "vmi-controller", |feeds| {
+        let topology = self.run_if(feeds.topology, starts.next(), "vmi", |feeds| {
             topology::run(context(), feeds, stop.clone())
         });
         if self.enables(Controller::Route) {
@@ -163,21 +202,20 @@ impl Starts {
     }
 }
 
-async fn run_if<F, W: Future<Output = ()>>(
-    feeds: Option<F>,
-    after: Duration,
-    name: &str,
-    run: impl FnOnce(F) -> W,
-) {
-    let Some(feeds) = feeds else {
-        tracing::info!(controller = name, "not enabled");
-        return;
-    };
-    if !after.is_zero() {
-        clock::sleep(after).await;
+/// Says that a controller runs as long as it is not dropped.
+struct Running(Gauge);
+
+impl Running {
+    fn new(gauge: Gauge) -> Self {
+        gauge.set(1);
+        Self(gauge)
     }
-    tracing::info!(controller = name, "starts");
-    Box::pin(run(feeds)).await;
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.set(0);
+    }
 }
 
 impl Watches {

@@ -23,6 +23,8 @@ use kube::{
 };
 use tower::{BoxError, ServiceBuilder, limit::RateLimitLayer};
 
+use super::metrics::Counting;
+
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A dead server must cost an election with default timings one renewal, not its renew deadline:
 /// an idle connection is asked after 3 s, then each second, and is dead after 3 misses; one with
@@ -176,6 +178,7 @@ fn build(config: Config, rate: Option<Rate>) -> kube::Result<Client> {
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
+        .layer(Counting)
         .map_err(BoxError::from)
         .service(http);
     Ok(Client::new(service, config.default_namespace))

@@ -8,6 +8,7 @@ pub mod config_map;
 pub mod error;
 pub mod events;
 pub mod lease;
+pub mod metrics;
 pub mod names;
 pub mod node;
 pub mod patch;

@@ -68,10 +68,12 @@ impl Process {
         let shutdown = Shutdown::new();
         let (tasks, failures) = Tasks::new(shutdown.clone());
         let health = Health::new();
+        let metrics = Metrics::new(&health);
+        metrics.with(workqueue::meter::register);
         let process = Self {
             shutdown,
             tasks,
-            metrics: Metrics::new(&health),
+            metrics,
             health,
         };
         (process, failures)

@@ -13,6 +13,8 @@
 //! [`Queue`] is the machine without I/O, [`WorkQueue`] the front for tasks. The front's lock is
 //! held for one operation of the machine and never across an await.
 
+pub(super) mod meter;
+
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
     fmt,
@@ -24,6 +26,7 @@ use std::{
 use tokio::sync::Notify;
 
 use super::{backoff::Backoff, clock};
+use meter::Meter;
 
 /// What [`Queue::take`] found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,13 +69,15 @@ impl<K: Clone + Eq + Ord + Hash> Queue<K> {
         }
     }
 
-    pub fn add(&mut self, key: K) {
+    /// Returns whether it had not been added before.
+    pub fn add(&mut self, key: K) -> bool {
         if self.shut_down || !self.dirty.insert(key.clone()) {
-            return;
+            return false;
         }
         if !self.processing.contains(&key) {
             self.ready.push_back(key);
         }
+        true
     }
 
     /// Adds `key` at `due`; the earlier of two pending delayed adds wins.
@@ -163,9 +168,15 @@ impl<K: Clone + Eq + Ord + Hash> Queue<K> {
 }
 
 struct Shared<K> {
-    queue: Mutex<Queue<K>>,
+    queue: Mutex<Measured<K>>,
     /// One permit for each change a waiting worker may have to see.
     changed: Notify,
+}
+
+/// The machine and, where it has a name, its measures.
+struct Measured<K> {
+    queue: Queue<K>,
+    meter: Option<Meter<K>>,
 }
 
 /// The queue as tasks use it; clones share it.
@@ -187,54 +198,94 @@ impl<K> fmt::Debug for WorkQueue<K> {
     }
 }
 
+impl<K: Clone + Eq + Ord + Hash> Measured<K> {
+    /// `work` gets the meter, if there is one, and the number of keys that wait.
+    fn measure(&mut self, work: impl FnOnce(&mut Meter<K>, usize)) {
+        let depth = self.queue.len();
+        if let Some(meter) = &mut self.meter {
+            work(meter, depth);
+        }
+    }
+}
+
 impl<K: Clone + Eq + Ord + Hash> WorkQueue<K> {
     pub fn new(backoff: Backoff) -> Self {
+        Self::of(backoff, None)
+    }
+
+    /// A queue whose `workqueue_…` metrics bear this name.
+    pub fn named(name: &'static str, backoff: Backoff) -> Self {
+        Self::of(backoff, Some(Meter::new(name)))
+    }
+
+    fn of(backoff: Backoff, meter: Option<Meter<K>>) -> Self {
+        let queue = Queue::new(backoff);
         Self {
             shared: Arc::new(Shared {
-                queue: Mutex::new(Queue::new(backoff)),
+                queue: Mutex::new(Measured { queue, meter }),
                 changed: Notify::new(),
             }),
         }
     }
 
     pub fn add(&self, key: K) {
-        self.lock().add(key);
+        let mut lock = self.lock();
+        let is_new = lock.queue.add(key.clone());
+        lock.measure(|meter, depth| {
+            if is_new {
+                meter.added(key, clock::now());
+            }
+            meter.depth(depth);
+        });
+        drop(lock);
         self.shared.changed.notify_one();
     }
 
     pub fn add_after(&self, key: K, delay: Duration) {
-        self.lock().add_at(key, clock::now() + delay);
+        let mut lock = self.lock();
+        lock.queue.add_at(key, clock::now() + delay);
+        lock.measure(|meter, _| meter.delayed());
+        drop(lock);
         self.shared.changed.notify_one();
     }
 
     /// Adds `key` after its back-off, which is returned for the log.
     pub fn retry(&self, key: K) -> Duration {
-        let delay = self
-            .lock()
+        let mut lock = self.lock();
+        let delay = lock
+            .queue
             .retry(key, clock::now(), clock::random_fraction());
+        lock.measure(|meter, _| meter.delayed());
+        drop(lock);
         self.shared.changed.notify_one();
         delay
     }
 
     pub fn forget(&self, key: &K) {
-        self.lock().forget(key);
+        self.lock().queue.forget(key);
     }
 
     pub fn failures(&self, key: &K) -> u32 {
-        self.lock().failures(key)
+        self.lock().queue.failures(key)
     }
 
     pub fn done(&self, key: &K) {
-        self.lock().done(key);
+        let mut lock = self.lock();
+        lock.queue.done(key);
+        lock.measure(|meter, depth| {
+            meter.done(key, clock::now());
+            meter.depth(depth);
+        });
+        drop(lock);
         self.shared.changed.notify_one();
     }
 
     pub fn len(&self) -> usize {
-        self.lock().len()
+        self.lock().queue.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+        self.lock().queue.is_empty()
     }
 
     /// The next key to process, or `None` after shutdown. Any number of workers may wait.
@@ -258,21 +309,28 @@ impl<K: Clone + Eq + Ord + Hash> WorkQueue<K> {
 
     /// Ends every waiting and future [`Self::next`].
     pub fn shut_down(&self) {
-        self.lock().shut_down();
+        self.lock().queue.shut_down();
         self.shared.changed.notify_waiters();
     }
 
     fn take(&self) -> Taken<K> {
-        let mut queue = self.lock();
-        let taken = queue.take(clock::now());
-        // One permit is remembered, not one for each add: pass the wake-up on.
-        if matches!(taken, Taken::Key(_)) && !queue.is_empty() {
-            self.shared.changed.notify_one();
+        let mut lock = self.lock();
+        let now = clock::now();
+        let taken = lock.queue.take(now);
+        if let Taken::Key(key) = &taken {
+            lock.measure(|meter, depth| {
+                meter.taken(key.clone(), now);
+                meter.depth(depth);
+            });
+            // One permit is remembered, not one for each add: pass the wake-up on.
+            if !lock.queue.is_empty() {
+                self.shared.changed.notify_one();
+            }
         }
         taken
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue<K>> {
+    fn lock(&self) -> MutexGuard<'_, Measured<K>> {
         self.shared
             .queue
             .lock()

@@ -94,8 +94,8 @@ impl Controller {
     pub(super) fn new(parts: Parts) -> Self {
         Self {
             parts,
-            queue: WorkQueue::new(NODE_BACKOFF),
-            questions: WorkQueue::new(QUESTION_BACKOFF),
+            queue: WorkQueue::named("Nodes", NODE_BACKOFF),
+            questions: WorkQueue::named("guest-os-info", QUESTION_BACKOFF),
             memory: Mutex::default(),
         }
     }

@@ -95,7 +95,7 @@ impl Controller {
             nodes: Arc::clone(&feeds.nodes.cache),
             balancers: Arc::clone(&feeds.balancers.cache),
             network_map: Arc::clone(&feeds.network_map.cache),
-            queue: WorkQueue::new(BACKOFF),
+            queue: WorkQueue::named("service", BACKOFF),
             memory: Mutex::default(),
         }
     }

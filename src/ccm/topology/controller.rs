@@ -65,7 +65,7 @@ impl Controller {
     pub(super) fn new(parts: Parts) -> Self {
         Self {
             parts,
-            queue: WorkQueue::new(BACKOFF),
+            queue: WorkQueue::named("vmi", BACKOFF),
             trusted: Mutex::default(),
         }
     }
