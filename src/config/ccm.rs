@@ -22,7 +22,6 @@ pub struct CcmConfig {
     pub min_resync_period: Duration,
     /// Limit of requests to the guest cluster; only when one was given.
     pub api_rate: Option<ApiRate>,
-    pub use_service_account_credentials: bool,
     pub node_monitor_period: Duration,
     pub node_status_update_frequency: Duration,
     /// `None`: controllers run without an election.
@@ -101,6 +100,11 @@ pub(super) fn decide(
                 none: false,
             }
         });
+    if generic.use_service_account_credentials {
+        let text =
+            "--use-service-account-credentials has no effect: all controllers have one identity";
+        warnings.push(text.to_owned());
+    }
     framework_rules(parsed, serving::port(parsed, controllers.none), errors);
     CcmConfig {
         cloud_config: generic.cloud_config.clone(),
@@ -109,7 +113,6 @@ pub(super) fn decide(
         controller_start_interval: generic.controller_start_interval,
         min_resync_period: generic.min_resync_period,
         api_rate: api_rate(parsed),
-        use_service_account_credentials: generic.use_service_account_credentials,
         node_monitor_period: generic.node_monitor_period,
         node_status_update_frequency: parsed.flags.misc.node_status_update_frequency,
         leader_election: leader_election(parsed, errors),

@@ -346,6 +346,12 @@ fn fw_o3_o4_o6_to_o11_worker_counts() {
 }
 
 #[test]
+fn credentials_of_their_own_for_controllers_are_a_warning() {
+    let config = loaded("--use-service-account-credentials", &[]).unwrap();
+    assert_eq!(config.warnings.len(), 1, "{:?}", config.warnings);
+}
+
+#[test]
 fn fw_o2_the_list_of_open_paths_can_be_emptied() {
     let config = loaded("--authorization-always-allow-paths=", &[]).unwrap();
     let open = config.serving.map(|s| s.authorization.always_allow);
