@@ -7,9 +7,11 @@ use kube::ResourceExt;
 
 use super::{
     controller::Controller,
+    loadbalancer::is_incomplete,
     network,
     plan::{Balancer, Complaint, Facts, is_cleanup, object_name},
     sharing::{self, Primary, is_attached, label_value},
+    sync::Progress,
 };
 use crate::{ccm::cache::ObjectKey, harvester::loadbalancer::LoadBalancer};
 
@@ -112,10 +114,19 @@ impl Controller {
 }
 
 impl Gathered {
-    pub(super) fn facts<'a>(&'a self, controller: &'a Controller, absent: bool) -> Facts<'a> {
+    /// Whether the host's object waits for another write.
+    pub(super) fn is_incomplete(&self) -> bool {
+        self.balancer.as_deref().is_some_and(is_incomplete)
+    }
+
+    pub(super) fn facts<'a>(
+        &'a self,
+        controller: &'a Controller,
+        progress: &Progress,
+    ) -> Facts<'a> {
         let balancer = match &self.balancer {
             Some(object) => Balancer::Present(object),
-            None if absent => Balancer::Absent,
+            None if progress.absent => Balancer::Absent,
             None if self.listed => Balancer::Unlisted,
             None => Balancer::Unknown,
         };
@@ -124,6 +135,7 @@ impl Gathered {
             guest: self.guest.as_deref(),
             service: &self.service,
             balancer,
+            resent: progress.resent,
             sharers: &self.sharers,
             primary: self.primary.as_ref().map(|primary| Primary {
                 key: primary.key.clone(),

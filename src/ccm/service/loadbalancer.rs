@@ -245,6 +245,13 @@ fn own(settings: &Settings, service: &Service, object: &mut LoadBalancer) {
     }
 }
 
+/// Whether the host's webhook was skipped when the object was last written: it puts the object's own
+/// namespace into an annotation. Only another write, of whatever content, has the webhook complete it.
+pub(super) fn is_incomplete(object: &LoadBalancer) -> bool {
+    let namespace = object.namespace();
+    namespace.is_some() && object.annotation(load_balancer::NAMESPACE) != namespace.as_deref()
+}
+
 /// The address that clients reach the Service at, where it comes from this reservation: between an
 /// old address and a new one the status still shows the old one.
 fn address_in_use<'a>(service: &'a Service, object: &LoadBalancer) -> Option<&'a str> {

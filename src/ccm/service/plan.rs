@@ -19,7 +19,8 @@ use serde_json::{Map, Value, json};
 use super::{
     due::{has_class, has_finalizer, is_terminating, needs_cleanup, wants},
     loadbalancer::{
-        self, Ipam, Settings, annotation, conflict, desired, ingress, is_ours, revised,
+        self, Ipam, Settings, annotation, conflict, desired, ingress, is_incomplete, is_ours,
+        revised,
     },
     network,
     sharing::{self, Primary},
@@ -54,6 +55,8 @@ pub(super) struct Facts<'a> {
     pub guest: Option<&'a str>,
     pub service: &'a Service,
     pub balancer: Balancer<'a>,
+    /// The object was written again in this sync, for the host to complete it.
+    pub resent: bool,
     /// Services with this one's address.
     pub sharers: &'a [ObjectKey],
     /// Whose address the Service asks to share.
@@ -67,6 +70,8 @@ pub(super) enum Step {
     AddFinalizer(Value),
     Create(Box<LoadBalancer>),
     Replace(Box<LoadBalancer>),
+    /// Write the object as it is, past the webhooks that it missed.
+    Resend(Box<LoadBalancer>),
     Delete {
         name: String,
         uid: String,
@@ -253,7 +258,12 @@ fn serve(facts: &Facts<'_>) -> Next {
     }
     match complaint {
         Some(complaint) => Next::Refused(complaint),
-        None if object.allocated().is_none() => Next::Wait(unallocated(object)),
+        None if object.allocated().is_none() => {
+            if is_incomplete(object) && !facts.resent {
+                return Next::Step(Step::Resend(Box::new(object.clone())));
+            }
+            Next::Wait(unallocated(object))
+        }
         None => Next::Settled,
     }
 }

@@ -25,12 +25,16 @@ use crate::{
 const STEPS: u32 = 12;
 /// Without a watch of the host, what is waited for is looked at.
 const UNWATCHED: Duration = Duration::from_secs(5);
+/// Without the host's webhook an object stays as it is.
+const RESEND: Duration = Duration::from_secs(10);
 
 /// What a sync remembers between its steps.
 #[derive(Debug, Default)]
-struct Progress {
+pub(super) struct Progress {
     /// The host was asked for the object and has none.
-    absent: bool,
+    pub(super) absent: bool,
+    /// The object was written again without a change.
+    pub(super) resent: bool,
     announced: bool,
 }
 
@@ -91,7 +95,7 @@ impl Controller {
                 return Ok(None);
             }
             let gathered = self.gather(service, progress.absent);
-            let write = match plan(&gathered.facts(self, progress.absent)) {
+            let write = match plan(&gathered.facts(self, &progress)) {
                 Next::Step(write) => write,
                 rest => return Ok(self.rest(key, &gathered, &rest)),
             };
@@ -126,12 +130,12 @@ impl Controller {
             info!(service = %key, reason = text, "load balancer is not settled");
             self.tell(service, Kind::Warning, "SyncLoadBalancerFailed", message);
         }
-        let unwatched = !gathered.listed && matches!(next, Next::Wait(_));
-        Some(if unwatched {
-            advice.again.min(UNWATCHED)
-        } else {
-            advice.again
-        })
+        let longest = match next {
+            Next::Wait(_) if !gathered.listed => UNWATCHED,
+            Next::Wait(_) if gathered.is_incomplete() => RESEND,
+            _ => Duration::MAX,
+        };
+        Some(advice.again.min(longest))
     }
 
     /// The events that come before a write.
@@ -202,6 +206,11 @@ impl Controller {
                 let created = host::create(client, namespace, &object).await;
                 self.stored(&key, &object.name_any(), created, progress)
                     .await
+            }
+            Step::Resend(object) => {
+                progress.resent = true;
+                let sent = host::replace(client, namespace, &object).await;
+                self.stored(&key, &object.name_any(), sent, progress).await
             }
             Step::Replace(object) => {
                 let replaced = host::replace(client, namespace, &object).await;
