@@ -32,9 +32,7 @@ fn host_f14_an_address_that_the_host_changes_reaches_the_service_and_nothing_in_
         let pool = world.pool().await?;
         let _manager = world.manager().await?;
         world.service("web", json!({ IPAM: "pool" })).await?;
-        let old = world.addressed("web").await?;
-        world.serves("web", &old).await?;
-        world.recorded("web", &old).await?;
+        let old = world.settled("web").await?;
         let followed = world.follow("web");
 
         // Long enough for the manager to see that there is no address for a while.
@@ -65,9 +63,7 @@ fn host_f14_a_vip_that_stays_at_the_old_address_is_what_the_host_is_told_of() {
         world.pool().await?;
         let manager = world.manager().await?;
         world.service("web", json!({ IPAM: "pool" })).await?;
-        let old = world.addressed("web").await?;
-        world.serves("web", &old).await?;
-        world.recorded("web", &old).await?;
+        let old = world.settled("web").await?;
 
         world.companion.keep_addresses(true);
         let new = move_to_another_pool(world, "web").await?;
@@ -147,8 +143,7 @@ fn host_f15_a_vip_that_outlives_the_type_of_its_service_does_not_hold_up_the_end
         let pool = world.pool().await?;
         let _manager = world.manager().await?;
         world.service("web", json!({ IPAM: "pool" })).await?;
-        let address = world.addressed("web").await?;
-        world.serves("web", &address).await?;
+        world.settled("web").await?;
 
         world.companion.keep_types(true);
         let cluster_ip = json!({ "spec": { "type": "ClusterIP" } });

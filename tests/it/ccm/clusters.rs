@@ -1,5 +1,7 @@
 //! Guest clusters side by side in one namespace of their host.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::Service;
 use kube::{Api, ResourceExt, api::DeleteParams};
@@ -82,7 +84,8 @@ fn host_f24_two_clusters_of_one_namespace_do_not_touch_each_others_objects() {
         ensure!(objects_of(world, "gc").await?.len() == 1, "no orphan");
         let before = neighbour.access.api().counts();
         let _again = world.manager().await?;
-        poll_until(SOON, "the orphan gone", async || {
+        // 10 s of grace, and what the start takes.
+        poll_until(Duration::from_secs(60), "the orphan gone", async || {
             Ok(objects_of(world, "gc").await?.is_empty().then_some(()))
         })
         .await?;

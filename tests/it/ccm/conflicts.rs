@@ -9,7 +9,9 @@ use kube::{
 };
 use lab::{
     clock,
-    harvester::{Profile, balancers_in, new_balancer},
+    harvester::{
+        DEFAULT_NETWORK, Interface, LoadBalancer, MachineOrder, Profile, balancers_in, new_balancer,
+    },
     poll_until,
 };
 use serde_json::json;
@@ -91,8 +93,7 @@ fn host_f18_a_booking_that_nobody_knows_of_becomes_the_address() {
         // The host books, and forgets that it did.
         knobs.lose_status_writes(1);
         world.service("lost", json!({ IPAM: "pool" })).await?;
-        let address = world.addressed("lost").await?;
-        world.serves("lost", &address).await?;
+        world.settled("lost").await?;
         let booked = pool.allocated().await?;
         ensure!(booked.len() == 2, "{booked:?}");
         for name in ["leaked", "lost"] {
@@ -120,6 +121,15 @@ async fn name_of_object(world: &World, service: &str) -> Result<String> {
     Ok(name)
 }
 
+/// An object of a cluster that has no VMs here.
+fn of_another_cluster(name: &str) -> LoadBalancer {
+    let mut foreign = new_balancer(name, "other", "pool");
+    let network = "loadbalancer.harvesterhci.io/network".to_owned();
+    let annotations = foreign.annotations_mut();
+    annotations.insert(network, DEFAULT_NETWORK.to_owned());
+    foreign
+}
+
 #[test]
 fn host_f22_an_object_of_another_cluster_is_neither_adopted_nor_deleted() {
     play_with_host("foreign", async |world| {
@@ -127,7 +137,7 @@ fn host_f22_an_object_of_another_cluster_is_neither_adopted_nor_deleted() {
         let _manager = world.manager().await?;
         let name = name_of_object(world, "web").await?;
         let objects = balancers_in(&world.host.kube(), world.host.namespace());
-        let foreign = new_balancer(&name, "other", "pool");
+        let foreign = of_another_cluster(&name);
         objects.create(&PostParams::default(), &foreign).await?;
         let before = world.host.allocated(&name).await?;
         ensure!(!allocated_address(&before).is_empty(), "{before:?}");
@@ -157,7 +167,7 @@ fn host_f22_an_object_of_another_cluster_is_neither_adopted_nor_deleted() {
 
         // Once the name is free it is the Service's.
         let name = name_of_object(world, "late").await?;
-        let foreign = new_balancer(&name, "other", "pool");
+        let foreign = of_another_cluster(&name);
         objects.create(&PostParams::default(), &foreign).await?;
         world.host.allocated(&name).await?;
         world.change("late", balancer).await?;
@@ -176,7 +186,6 @@ fn host_f22_an_object_of_another_cluster_is_neither_adopted_nor_deleted() {
 fn host_f23_a_host_that_puts_its_own_network_in_is_reported_and_not_fought() {
     let host = lab::HarvesterHost::builder().profile(Profile::V1_8);
     play_on("overridden", host, &[], async |world| {
-        use lab::harvester::{Interface, MachineOrder};
         // Of two clusters whose names begin alike the wrong one's VM comes first.
         for (vm, cluster, network) in [("gc-0", "gc", "default/a"), ("gc-2-0", "gc-2", "default/b")]
         {
@@ -197,9 +206,7 @@ fn host_f23_a_host_that_puts_its_own_network_in_is_reported_and_not_fought() {
             "{told}"
         );
         // What the host gave serves all the same.
-        let address = world.addressed("web").await?;
-        world.serves("web", &address).await?;
-        world.recorded("web", &address).await?;
+        let address = world.settled("web").await?;
         quiet(world.access.api()).await?;
         quiet(&manager.api).await?;
         let object = world.balancer_of("web").await?;

@@ -55,8 +55,7 @@ fn host_f20_a_deletion_that_is_stuck_keeps_the_finalizer_and_is_explained() {
         let manager = world.manager().await?;
         for name in ["gone", "back"] {
             world.service(name, json!({ IPAM: "pool" })).await?;
-            let address = world.addressed(name).await?;
-            world.recorded(name, &address).await?;
+            world.settled(name).await?;
         }
         let before = world.balancer_of("back").await?;
         world.host.knobs().finalizer_removal(Pace::Held);
@@ -102,8 +101,7 @@ fn host_f20_a_deletion_that_is_stuck_keeps_the_finalizer_and_is_explained() {
         .await?;
         ensure!(after.name_any() == before.name_any(), "{after:?}");
         world.host.allocated(&after.name_any()).await?;
-        let address = world.addressed("back").await?;
-        world.serves("back", &address).await?;
+        world.settled("back").await?;
         let booked = pool.allocated().await?;
         ensure!(booked.len() == 1, "{booked:?}");
         Ok(())
@@ -122,8 +120,7 @@ fn host_f21_a_cluster_that_is_being_removed_does_not_fight_for_its_objects() {
         let _manager = world.manager().await?;
         for name in ["first", "second"] {
             world.service(name, json!({ IPAM: "pool" })).await?;
-            let address = world.addressed(name).await?;
-            world.serves(name, &address).await?;
+            world.settled(name).await?;
         }
         for vm in &vms {
             vm.mark_cluster_removal().await?;

@@ -15,9 +15,7 @@ fn host_f26_what_becomes_of_a_pool_changes_nothing_for_services_that_have_an_add
         let pool = world.pool().await?;
         let manager = world.manager().await?;
         world.service("old", json!({ IPAM: "pool" })).await?;
-        let address = world.addressed("old").await?;
-        world.serves("old", &address).await?;
-        world.recorded("old", &address).await?;
+        let address = world.settled("old").await?;
         let before = world.balancer_of("old").await?;
 
         // The host refuses both while an address is booked.

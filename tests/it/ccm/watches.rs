@@ -40,9 +40,7 @@ fn host_f25_events_of_the_host_that_were_missed_are_made_up_for() {
         let _manager = world.manager().await?;
         for name in ["moved", "deleted", "same"] {
             world.service(name, json!({ IPAM: "pool" })).await?;
-            let address = world.addressed(name).await?;
-            world.serves(name, &address).await?;
-            world.recorded(name, &address).await?;
+            world.settled(name).await?;
         }
         let deleted = world.balancer_of("deleted").await?;
         let same = world.balancer_of("same").await?;
@@ -74,7 +72,7 @@ fn host_f25_events_of_the_host_that_were_missed_are_made_up_for() {
         })
         .await?;
         ensure!(again.name_any() == deleted.name_any(), "{again:?}");
-        world.host.allocated(&again.name_any()).await?;
+        world.settled("deleted").await?;
         quiet(way).await?;
         let now = world.balancer_of("same").await?;
         ensure!(now.resource_version() == same.resource_version(), "{now:?}");
@@ -89,9 +87,7 @@ fn host_f25_events_of_the_guest_that_were_missed_are_made_up_for() {
         let manager = world.manager().await?;
         for name in ["deleted", "typed", "same"] {
             world.service(name, json!({ IPAM: "pool" })).await?;
-            let address = world.addressed(name).await?;
-            world.serves(name, &address).await?;
-            world.recorded(name, &address).await?;
+            world.settled(name).await?;
         }
         let same = world.balancer_of("same").await?;
         let before = manager.api.counts();
@@ -115,9 +111,7 @@ fn host_f25_events_of_the_guest_that_were_missed_are_made_up_for() {
             Ok(services.get_opt("deleted").await?.is_none().then_some(()))
         })
         .await?;
-        let address = world.addressed("new").await?;
-        world.serves("new", &address).await?;
-        world.recorded("new", &address).await?;
+        world.settled("new").await?;
         quiet(world.access.api()).await?;
         let now = world.balancer_of("same").await?;
         ensure!(now.resource_version() == same.resource_version(), "{now:?}");
