@@ -15,6 +15,10 @@ use crate::{
     runtime::clock,
 };
 
+/// How soon the view is looked at again while a watch is down, as at the start between the first list
+/// and the first watch. Costs no request.
+const BLIND: Duration = Duration::from_secs(1);
+
 impl Controller {
     /// Deletes the objects of Services of this name that are gone; returns when to look again.
     pub(super) async fn sweep(&self, key: &ObjectKey) -> Result<Option<Duration>, Failure> {
@@ -46,7 +50,7 @@ impl Controller {
         }
         // While either watch is down, what looks like an orphan may be a matter of the view.
         if !(self.services.status().connected && self.balancers.status().connected) {
-            return Ok(Some(orphans::GRACE));
+            return Ok(Some(BLIND));
         }
         let grace = self.memory().owners.grace(name, clock::now());
         if !grace.is_zero() {

@@ -1,11 +1,17 @@
 //! The cloud controller manager on real API servers, that of the guest and that of the host.
 
+mod address_changes;
 mod admission_failures;
 mod allocation_failures;
 mod balancers;
+mod clusters;
+mod conflicts;
+mod deletions;
 mod leadership;
 mod nodes;
 mod observed;
 mod outages;
+mod pools;
 mod stage;
 mod vanished_objects;
+mod watches;

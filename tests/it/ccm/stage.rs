@@ -1,16 +1,23 @@
 //! What the scenarios of the cloud controller manager have in common.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use futures_util::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Service, Taint};
-use kube::{ResourceExt, api::DeleteParams};
+use kube::{ResourceExt, api::DeleteParams, runtime::watcher};
 use lab::{
-    Companion, Guest, HarvesterHost, Manager, ManagerSetup, Rights,
+    ApiProxy, Companion, Guest, HarvesterHost, Manager, ManagerSetup, Rights, clock,
     harvester::{GuestAccess, HostBuilder, LoadBalancer, Pool},
     poll_until, unavailable,
 };
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 
 /// Far more than anything here takes.
 pub(super) const SOON: Duration = Duration::from_secs(20);
@@ -299,4 +306,186 @@ pub(super) async fn stop(manager: &Manager, within: Duration) -> Result<()> {
     let status = manager.process.wait(within).await?;
     anyhow::ensure!(status.success(), "it ended with {status}");
     Ok(())
+}
+
+impl World {
+    /// The one object that the host has for this Service.
+    pub(super) async fn balancer_of(&self, name: &str) -> Result<LoadBalancer> {
+        let mut all = self.balancers_of(name).await?;
+        anyhow::ensure!(all.len() == 1, "{} objects of {name}", all.len());
+        all.pop().context("an object")
+    }
+
+    /// Waits until the host's object of a Service says that this address is in use.
+    pub(super) async fn recorded(&self, name: &str, address: &str) -> Result<()> {
+        poll_until(SOON, &format!("{address} recorded of {name}"), async || {
+            let object = self.balancer_of(name).await?;
+            Ok((recorded_address(&object) == address).then_some(()))
+        })
+        .await
+    }
+
+    /// Waits until the Service has this address on it.
+    pub(super) async fn shows(&self, name: &str, address: &str) -> Result<()> {
+        poll_until(SOON, &format!("{address} on {name}"), async || {
+            let now = self.address(name).await?;
+            Ok((now.as_deref() == Some(address)).then_some(()))
+        })
+        .await
+    }
+
+    /// Waits until a Service has its address everywhere and the host has written all that it will.
+    pub(super) async fn settled(&self, name: &str) -> Result<String> {
+        let address = self.addressed(name).await?;
+        self.serves(name, &address).await?;
+        self.recorded(name, &address).await?;
+        poll_until(
+            SOON,
+            &format!("the host's finalizer of {name}"),
+            async || {
+                let object = self.balancer_of(name).await?;
+                Ok((!object.finalizers().is_empty()).then_some(()))
+            },
+        )
+        .await?;
+        Ok(address)
+    }
+
+    /// Changes a Service by a merge patch.
+    pub(super) async fn change(&self, name: &str, patch: Value) -> Result<Service> {
+        let services = self.guest.services();
+        self.guest.patch(&services, name, patch).await
+    }
+
+    /// Whether an Event with this reason was told about a Service.
+    pub(super) async fn was_told(&self, name: &str, reason: &str) -> Result<bool> {
+        let events = self.guest.events("Service", name).await?;
+        Ok(events.iter().any(|it| it.0 == reason))
+    }
+
+    /// Follows what a Service shows, from now on.
+    pub(super) fn follow(&self, name: &str) -> Followed {
+        let seen: Arc<Mutex<Vec<Shown>>> = Arc::default();
+        let noted = Arc::clone(&seen);
+        let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+        let mut events = watcher(self.guest.services(), config).boxed();
+        let task = tokio::spawn(async move {
+            while let Some(event) = events.next().await {
+                let Ok(watcher::Event::Apply(it) | watcher::Event::InitApply(it)) = event else {
+                    continue;
+                };
+                let annotation = it.annotations().get("kube-vip.io/loadbalancerIPs");
+                let shown = Shown {
+                    annotation: annotation.cloned(),
+                    ingress: ingress_of(&it),
+                };
+                let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner);
+                if noted.last() != Some(&shown) {
+                    noted.push(shown);
+                }
+            }
+        });
+        Followed { seen, task }
+    }
+
+    /// Starts another guest cluster in the host's namespace, with a manager of its own.
+    pub(super) async fn neighbour(&self, cluster: &str) -> Result<Neighbour> {
+        let access = self.host.access(cluster)?;
+        let guest = Guest::start(cluster).await?;
+        let cloud_config = access.cloud_config().to_owned();
+        let setup = setup(
+            cloud_config,
+            &[&format!("--cluster-name={cluster}"), "--v=2"],
+        );
+        let manager = guest.start_manager(&setup).await?;
+        Ok(Neighbour {
+            companion: Companion::start(guest.kube()),
+            access,
+            guest,
+            _manager: manager,
+        })
+    }
+}
+
+/// A second guest cluster.
+pub(super) struct Neighbour {
+    pub(super) guest: Guest,
+    pub(super) access: GuestAccess,
+    pub(super) companion: Companion,
+    _manager: Manager,
+}
+
+/// What a Service shows in one of its versions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Shown {
+    /// The address that it asks for.
+    pub(super) annotation: Option<String>,
+    pub(super) ingress: Vec<String>,
+}
+
+/// What a Service has shown so far. Ends when dropped.
+pub(super) struct Followed {
+    seen: Arc<Mutex<Vec<Shown>>>,
+    task: JoinHandle<()>,
+}
+
+impl Followed {
+    pub(super) fn seen(&self) -> Vec<Shown> {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.clone()
+    }
+
+    /// The addresses that the Service asked for, one after the other.
+    pub(super) fn annotations(&self) -> Vec<Option<String>> {
+        let mut all: Vec<_> = self.seen().into_iter().map(|it| it.annotation).collect();
+        all.dedup();
+        all
+    }
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The address that the guest says is in use.
+pub(super) fn recorded_address(object: &LoadBalancer) -> &str {
+    let status = object.status.as_ref();
+    status.map(|it| it.address.as_str()).unwrap_or_default()
+}
+
+/// The address that the host gave.
+pub(super) fn allocated_address(object: &LoadBalancer) -> &str {
+    let status = object.status.as_ref();
+    status.map_or("", |it| it.allocated_address.ip.as_str())
+}
+
+fn ingress_of(service: &Service) -> Vec<String> {
+    let status = service.status.as_ref();
+    let balancer = status.and_then(|it| it.load_balancer.as_ref());
+    let ingress = balancer.and_then(|it| it.ingress.as_ref());
+    let ips = ingress.into_iter().flatten().filter_map(|it| it.ip.clone());
+    ips.collect()
+}
+
+/// For so long nothing may happen where nothing should.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// Sees that nobody writes by this way for a while, but for the leader's Lease.
+pub(super) async fn quiet(way: &ApiProxy) -> Result<()> {
+    let before = way.counts();
+    clock::sleep(QUIET).await;
+    let since = way.counts().since(&before);
+    let writes = since.writes() - since.of("update", "leases");
+    anyhow::ensure!(writes == 0, "writes in quiet times:\n{since}");
+    Ok(())
+}
+
+impl Neighbour {
+    /// Ends it, and keeps its control plane.
+    pub(super) async fn stop(self) -> Result<()> {
+        drop(self.companion);
+        self.guest.stop().await
+    }
 }
