@@ -50,8 +50,9 @@ fn main() -> Result<()> {
         }
         if is_asked("crowds") {
             let (few, many) = stage::in_full((40, 500), (5, 20));
-            play("few", async |world: &World| crowd(world, few).await).await?;
-            play("many", async |world: &World| crowd(world, many).await).await?;
+            play("few", async |world| crowd(world, few, "pool").await).await?;
+            // A host books the addresses of a pool one after another.
+            play("many", async |world| crowd(world, many, "dhcp").await).await?;
         }
         if is_asked("nodes") {
             play("nodes", nodes).await?;
@@ -262,51 +263,49 @@ async fn one_by_one(world: &World) -> Result<()> {
     Ok(())
 }
 
-async fn crowd(world: &World, count: usize) -> Result<()> {
+async fn crowd(world: &World, count: usize, ipam: &str) -> Result<()> {
     world.pool().await?;
     world.host.knobs().allocation(Pace::After(ALLOCATION));
     let (addresses, host) = (Sightings::addresses(world), HostWatch::start(world));
+    let created = Sightings::start(world.guest.services(), |it: &Service| Some(it.name_any()));
     let manager = world.leader().await?;
     let before = requests(world, &manager);
     let sent = clock::now();
-    let services = stream::iter(0..count).map(|number| async move {
+    let services = stream::iter(0..count).map(async |number| {
         let name = format!("web-{number}");
-        world.service(&name, json!({ IPAM: "pool" }), 80).await
+        world.service(&name, json!({ IPAM: ipam }), 80).await
     });
     let services = services.buffer_unordered(50);
     services.try_for_each(async |_| Ok(())).await?;
-    let created = sent.elapsed();
     addresses.all(count).await?;
-    let last = addresses.last().context("no address")?;
-    let mut by_host = Vec::new();
+    let (mut by_host, mut beyond) = (Vec::new(), Vec::new());
     for number in 0..count {
-        by_host.push(host.time_of(&format!("web-{number}")).await?);
+        let name = format!("web-{number}");
+        let (from, to) = (created.of(&name).await?, addresses.of(&name).await?);
+        let host = host.time_of(&name).await?;
+        by_host.push(host);
+        beyond.push(to.saturating_duration_since(from).saturating_sub(host));
     }
-    let [guest, by_host_api] = requests(world, &manager).since(&before);
+    let [to_guest, to_host] = requests(world, &manager).since(&before);
     stage::show_head();
-    stage::show(
-        &format!("{count} Services at once: all have addresses"),
-        vec![last.saturating_duration_since(sent)],
-    );
-    stage::show(
-        "  of it until the API server has all Services",
-        vec![created],
-    );
-    let last_object = host.added.last().context("no object")?;
-    stage::show(
-        "  of it until the host has all objects",
-        vec![last_object.saturating_duration_since(sent)],
-    );
-    let last_allocated = host.allocated.last().context("no address")?;
-    stage::show(
-        "  of it until the host has given all addresses",
-        vec![last_allocated.saturating_duration_since(sent)],
-    );
-    stage::show("  the host's time for each object", by_host);
+    for (what, sightings) in [
+        (
+            &*format!("{count} Services ({ipam}) at once: all there"),
+            &created,
+        ),
+        ("  all objects are on the host", &host.added),
+        ("  all addresses are given by the host", &host.allocated),
+        ("  all Services have their addresses", &addresses),
+    ] {
+        let last = sightings.last().context("nothing was seen")?;
+        stage::show(what, vec![last.saturating_duration_since(sent)]);
+    }
+    stage::show("  each Service, from its sight on: of it the host", by_host);
+    stage::show("  each Service: beyond the host", beyond);
     println!(
         "  requests of the manager: {} to the guest, {} to the host",
-        guest.total(),
-        by_host_api.total()
+        to_guest.total(),
+        to_host.total()
     );
     Ok(())
 }

@@ -232,11 +232,19 @@ async fn delete_all(world: &World) -> Result<()> {
 }
 
 async fn nothing_left(world: &World) -> Result<()> {
-    poll_until(ALL, "the end of all Services and objects", async || {
+    let mut left = String::new();
+    let gone = poll_until(ALL, "the end of all Services and objects", async || {
         clock::sleep(LOOK).await;
-        let services = world.guest.services().list(&ListParams::default()).await?;
+        let all = ListParams::default();
+        let services = world.guest.services().list_metadata(&all).await?;
         let objects = world.host.load_balancers().await?;
-        Ok((services.items.len() == 1 && objects.is_empty()).then_some(()))
+        let services = services.iter().map(ResourceExt::name_any);
+        let services: Vec<_> = services.filter(|it| it != "kubernetes").collect();
+        let is_over = services.is_empty() && objects.is_empty();
+        let objects = objects.iter().map(|it| &it.metadata);
+        left = format!("{services:?}, {:?}", objects.collect::<Vec<_>>());
+        Ok(is_over.then_some(()))
     })
-    .await
+    .await;
+    gone.map_err(|error| error.context(format!("left: {left}")))
 }
