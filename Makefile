@@ -6,7 +6,7 @@ CARGO ?= cargo
 IMAGE ?= harvester-cloud-provider:dev
 # Threads of the integration tests: each scenario has a cluster of its own.
 TEST_THREADS ?= 2
-BENCHES := decide announce handover load
+BENCHES := decide announce handover load cloud
 
 target_dir = $$($(CARGO) metadata --no-deps --offline --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 
@@ -39,7 +39,7 @@ deny: ## Policy of dependencies (deny.toml), where cargo-deny is installed
 	else echo "make deny: skipped, because cargo-deny is not installed"; fi
 
 .PHONY: bench
-bench: packages ## Measure announcement, handover, load and decisions, with release builds (root)
+bench: packages ## Measure announcement, handover, load, decisions and the cloud controllers, with release builds (root)
 	$(CARGO) bench $(addprefix --bench ,$(BENCHES))
 
 .PHONY: lint

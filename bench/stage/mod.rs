@@ -27,7 +27,7 @@ pub(crate) fn in_full<T>(full: T, quick: T) -> T {
 }
 
 /// The program to measure: by default the one that was built with the benchmark.
-fn speaker() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     let given = std::env::args().find_map(|it| it.strip_prefix("--speaker=").map(PathBuf::from));
     given.unwrap_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_harvester-cloud-provider")))
 }
@@ -63,7 +63,7 @@ impl Stage {
             .start()
             .await?;
         let setup = SpeakerSetup {
-            binary: speaker(),
+            binary: program(),
             args: ["--speaker", "--controllers=-*"].map(str::to_owned).into(),
             env: Vec::new(),
         };
