@@ -115,17 +115,6 @@ impl World {
         self.access.api().counts().since(&before)
     }
 
-    /// Waits until the manager has put the address of a Service into the status of its object.
-    pub(super) async fn recorded(&self, name: &str, address: &str) -> Result<()> {
-        let what = format!("{address} recorded for {name}");
-        poll_until(SOON, &what, async || {
-            let objects = self.balancers_of(name).await?;
-            let status = objects.first().and_then(|it| it.status.as_ref());
-            Ok(status.is_some_and(|it| it.address == address).then_some(()))
-        })
-        .await
-    }
-
     /// Creates a Service whose address is leased, and waits until its object says so.
     pub(super) async fn leased(&self, name: &str, address: &str) -> Result<()> {
         self.companion.lease(&format!("default/{name}"), address);

@@ -97,7 +97,7 @@ fn host_f10_an_outage_changes_nothing_about_what_is_settled() {
         // The watch is back: what happens on the host is seen.
         world.served("new").await?;
         world.still_has("old", &object).await?;
-        ensure_untouched(world, &manager, &before, 1).await
+        ensure_untouched(world, &manager, &before, 1)
     });
 }
 
@@ -107,7 +107,7 @@ fn patches_of_status(counts: &Counts) -> u64 {
 }
 
 /// In both clusters the Services and objects were written for these new Services alone.
-async fn ensure_untouched(
+fn ensure_untouched(
     world: &World,
     manager: &Manager,
     before: &(Counts, Counts),
