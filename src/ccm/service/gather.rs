@@ -11,9 +11,8 @@ use super::{
     network,
     plan::{Balancer, Complaint, Facts, is_cleanup, object_name},
     sharing::{self, Primary, is_attached, label_value},
-    sync::Progress,
 };
-use crate::{ccm::cache::ObjectKey, harvester::loadbalancer::LoadBalancer};
+use crate::{ccm::cache::ObjectKey, harvester::loadbalancer::LoadBalancer, runtime::clock};
 
 /// The facts, owned.
 pub(super) struct Gathered {
@@ -119,14 +118,10 @@ impl Gathered {
         self.balancer.as_deref().is_some_and(is_incomplete)
     }
 
-    pub(super) fn facts<'a>(
-        &'a self,
-        controller: &'a Controller,
-        progress: &Progress,
-    ) -> Facts<'a> {
+    pub(super) fn facts<'a>(&'a self, controller: &'a Controller, absent: bool) -> Facts<'a> {
         let balancer = match &self.balancer {
             Some(object) => Balancer::Present(object),
-            None if progress.absent => Balancer::Absent,
+            None if absent => Balancer::Absent,
             None if self.listed => Balancer::Unlisted,
             None => Balancer::Unknown,
         };
@@ -135,7 +130,10 @@ impl Gathered {
             guest: self.guest.as_deref(),
             service: &self.service,
             balancer,
-            resent: progress.resent,
+            just_sent: controller
+                .memory()
+                .notes
+                .is_just_sent(&ObjectKey::of(&*self.service), clock::now()),
             sharers: &self.sharers,
             primary: self.primary.as_ref().map(|primary| Primary {
                 key: primary.key.clone(),

@@ -9,11 +9,15 @@ use crate::ccm::cache::ObjectKey;
 
 /// Events expire; what still holds is said again.
 pub(super) const REPEAT: Duration = Duration::from_secs(600);
+/// Between two writes of the same object that are to have the host complete it.
+pub(super) const RESEND: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     unsettled: HashMap<ObjectKey, Note>,
     without_nodes: HashSet<ObjectKey>,
+    /// When the objects were written last of those that are not settled.
+    sent: HashMap<ObjectKey, Instant>,
 }
 
 #[derive(Debug)]
@@ -63,6 +67,17 @@ impl Notes {
 
     pub(super) fn settled(&mut self, key: &ObjectKey) {
         self.unsettled.remove(key);
+        self.sent.remove(key);
+    }
+
+    /// The Service's object was written.
+    pub(super) fn sent(&mut self, key: &ObjectKey, now: Instant) {
+        self.sent.insert(key.clone(), now);
+    }
+
+    /// Whether the object was written so lately that the same again is not worth a try.
+    pub(super) fn is_just_sent(&self, key: &ObjectKey, now: Instant) -> bool {
+        self.sent.get(key).is_some_and(|&at| now < at + RESEND)
     }
 
     /// Whether it is news that the Service has no node behind it.
@@ -77,6 +92,7 @@ impl Notes {
     pub(super) fn forget(&mut self, key: &ObjectKey) {
         self.unsettled.remove(key);
         self.without_nodes.remove(key);
+        self.sent.remove(key);
     }
 }
 
@@ -113,6 +129,17 @@ mod tests {
         assert!(!notes.unsettled(&key, "x", Duration::ZERO, now).tell);
         notes.settled(&key);
         assert!(notes.unsettled(&key, "x", Duration::ZERO, now).tell);
+    }
+
+    #[test]
+    fn an_object_is_sent_again_after_a_pause() {
+        let mut notes = Notes::default();
+        let key = ObjectKey::new("a", "s");
+        let now = clock::now();
+        assert!(!notes.is_just_sent(&key, now));
+        notes.sent(&key, now);
+        assert!(notes.is_just_sent(&key, now + RESEND / 2));
+        assert!(!notes.is_just_sent(&key, now + RESEND));
     }
 
     #[test]

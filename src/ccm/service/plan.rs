@@ -55,8 +55,8 @@ pub(super) struct Facts<'a> {
     pub guest: Option<&'a str>,
     pub service: &'a Service,
     pub balancer: Balancer<'a>,
-    /// The object was written again in this sync, for the host to complete it.
-    pub resent: bool,
+    /// The object was written a moment ago.
+    pub just_sent: bool,
     /// Services with this one's address.
     pub sharers: &'a [ObjectKey],
     /// Whose address the Service asks to share.
@@ -70,8 +70,6 @@ pub(super) enum Step {
     AddFinalizer(Value),
     Create(Box<LoadBalancer>),
     Replace(Box<LoadBalancer>),
-    /// Write the object as it is, past the webhooks that it missed.
-    Resend(Box<LoadBalancer>),
     Delete {
         name: String,
         uid: String,
@@ -259,8 +257,9 @@ fn serve(facts: &Facts<'_>) -> Next {
     match complaint {
         Some(complaint) => Next::Refused(complaint),
         None if object.allocated().is_none() => {
-            if is_incomplete(object) && !facts.resent {
-                return Next::Step(Step::Resend(Box::new(object.clone())));
+            if is_incomplete(object) && !facts.just_sent {
+                // As it is, past the webhook that it missed.
+                return Next::Step(Step::Replace(Box::new(object.clone())));
             }
             Next::Wait(unallocated(object))
         }

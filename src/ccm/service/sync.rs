@@ -11,6 +11,7 @@ use super::{
     due::{is_terminating, wants},
     failure::Failure,
     gather::Gathered,
+    notes::RESEND,
     plan::{Next, Publish, Step, is_cleanup, object_name, plan},
     sharing,
 };
@@ -25,16 +26,12 @@ use crate::{
 const STEPS: u32 = 12;
 /// Without a watch of the host, what is waited for is looked at.
 const UNWATCHED: Duration = Duration::from_secs(5);
-/// Without the host's webhook an object stays as it is.
-const RESEND: Duration = Duration::from_secs(10);
 
 /// What a sync remembers between its steps.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+struct Progress {
     /// The host was asked for the object and has none.
-    pub(super) absent: bool,
-    /// The object was written again without a change.
-    pub(super) resent: bool,
+    absent: bool,
     announced: bool,
 }
 
@@ -95,7 +92,7 @@ impl Controller {
                 return Ok(None);
             }
             let gathered = self.gather(service, progress.absent);
-            let write = match plan(&gathered.facts(self, &progress)) {
+            let write = match plan(&gathered.facts(self, progress.absent)) {
                 Next::Step(write) => write,
                 rest => return Ok(self.rest(key, &gathered, &rest)),
             };
@@ -207,11 +204,6 @@ impl Controller {
                 self.stored(&key, &object.name_any(), created, progress)
                     .await
             }
-            Step::Resend(object) => {
-                progress.resent = true;
-                let sent = host::replace(client, namespace, &object).await;
-                self.stored(&key, &object.name_any(), sent, progress).await
-            }
             Step::Replace(object) => {
                 let replaced = host::replace(client, namespace, &object).await;
                 self.stored(&key, &object.name_any(), replaced, progress)
@@ -232,6 +224,7 @@ impl Controller {
         answer: Result<LoadBalancer, Error>,
         progress: &mut Progress,
     ) -> Result<(), Failure> {
+        self.memory().notes.sent(key, clock::now());
         match answer {
             Ok(object) => {
                 self.stored_balancer(key, object);

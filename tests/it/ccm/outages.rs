@@ -156,7 +156,7 @@ fn host_f10_a_sync_that_is_cut_in_the_middle_for_15_s_is_completed() {
 }
 
 #[test]
-fn host_f10_a_deletion_that_is_cut_in_the_middle_for_15_s_is_completed() {
+fn host_f10_a_deletion_that_is_cut_in_the_middle_is_completed() {
     play_with_host("down-deleting", async |world| {
         let pool = world.pool().await?;
         let _manager = world.manager().await?;
@@ -173,7 +173,7 @@ fn host_f10_a_deletion_that_is_cut_in_the_middle_for_15_s_is_completed() {
         // Nobody in the guest sees the end of the object.
         world.host.knobs().finalizer_removal(Pace::AtOnce);
         world.no_balancer_of("web").await?;
-        world.keeps("old", &address, LONG).await?;
+        world.keeps("old", &address, WATCHED).await?;
         let service = world.get("web").await?;
         ensure!(
             !service.finalizers().is_empty(),

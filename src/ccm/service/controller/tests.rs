@@ -129,6 +129,8 @@ impl Store {
                 object["metadata"]["namespace"] = "vms".into();
                 object["metadata"]["uid"] = format!("uid-{}", self.version).into();
                 object["metadata"]["finalizers"] = json!(["host"]);
+                object["metadata"]["annotations"]["loadbalancer.harvesterhci.io/namespace"] =
+                    "vms".into();
                 let stored = self.put(collection, object);
                 if self.allocates {
                     self.allocate(&name, "10.0.0.1");

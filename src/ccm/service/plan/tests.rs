@@ -60,7 +60,7 @@ fn plan_of(service: &Service, balancer: Balancer<'_>) -> Next {
         guest: None,
         service,
         balancer,
-        resent: false,
+        just_sent: false,
         sharers: &[],
         primary: None,
         mapping: None,
@@ -72,7 +72,6 @@ fn name_of(next: &Next) -> &'static str {
         Next::Step(Step::AddFinalizer(_)) => "add finalizer",
         Next::Step(Step::Create(_)) => "create",
         Next::Step(Step::Replace(_)) => "replace",
-        Next::Step(Step::Resend(_)) => "resend",
         Next::Step(Step::Delete { .. }) => "delete",
         Next::Step(Step::Look) => "look",
         Next::Step(Step::Publish(_)) => "publish",
@@ -221,7 +220,7 @@ fn an_address_that_others_share_is_kept() {
         guest: None,
         service: &deleted(&json!({})),
         balancer: Balancer::Present(&present),
-        resent: false,
+        just_sent: false,
         sharers: &sharers,
         primary: None,
         mapping: None,
@@ -393,7 +392,7 @@ fn a_doubtful_mapping_of_networks_blocks_what_is_new_and_nothing_that_works() {
             guest: None,
             service,
             balancer,
-            resent: false,
+            just_sent: false,
             sharers: &[],
             primary: None,
             mapping: Some(mapping),
@@ -465,13 +464,13 @@ fn the_address_in_use_is_recorded_last_and_then_all_is_settled() {
 #[test]
 fn host_f7_an_object_that_missed_the_webhook_is_sent_once_more_while_it_has_no_address() {
     let service = service(&json!({}));
-    let next = |object: &LoadBalancer, resent: bool| {
+    let next = |object: &LoadBalancer, just_sent: bool| {
         name_of(&plan(&Facts {
             settings: &settings(),
             guest: None,
             service: &service,
             balancer: Balancer::Present(object),
-            resent,
+            just_sent,
             sharers: &[],
             primary: None,
             mapping: None,
@@ -479,7 +478,7 @@ fn host_f7_an_object_that_missed_the_webhook_is_sent_once_more_while_it_has_no_a
     };
     let mut missed = object(json!({}));
     missed.metadata.namespace = Some("host".to_owned());
-    assert_eq!(next(&missed, false), "resend");
+    assert_eq!(next(&missed, false), "replace");
     assert_eq!(next(&missed, true), "wait");
 
     let mut seen = missed.clone();

@@ -62,7 +62,7 @@ fn next(
         guest: None,
         service,
         balancer: balancers.0,
-        resent: false,
+        just_sent: false,
         sharers: &[],
         primary: target(service).map(|key| Primary {
             key,
