@@ -8,5 +8,6 @@ mod deletions;
 mod leadership;
 mod nodes;
 mod pools;
+mod rights;
 mod stage;
 mod watches;
