@@ -361,8 +361,10 @@ fn add_finalizer(service: &Service) -> Value {
     }})
 }
 
-/// A strategic merge patch: finalizer and status go in one write. The status of a Service with a class
-/// is somebody else's.
+/// A strategic merge patch: finalizer, status and address go in one write. Without its address a
+/// Service that asks for a load balancer again is not announced at one that has become another's; on one
+/// that is being deleted the address stays, for whoever still reads it there. What a Service with a class
+/// shows is somebody else's.
 fn release(service: &Service) -> Value {
     let mut patch = json!({"metadata": {
         "uid": service.uid(),
@@ -375,6 +377,10 @@ fn release(service: &Service) -> Value {
         .is_some_and(|ingress| !ingress.is_empty());
     if shows && !has_class(service) {
         patch["status"] = json!({"loadBalancer": {"ingress": null}});
+    }
+    let asks = !annotation(service, kube_vip::LOADBALANCER_IPS).is_empty();
+    if asks && !is_terminating(service) && !has_class(service) {
+        patch["metadata"]["annotations"] = json!({ kube_vip::LOADBALANCER_IPS: null });
     }
     patch
 }

@@ -156,6 +156,17 @@ fn host_f15_a_vip_that_outlives_the_type_of_its_service_does_not_hold_up_the_end
         })
         .await?;
         ensure!(pool.allocated().await?.is_empty(), "still booked");
+        // The address is anybody's now, so it must not come back with the type.
+        ensure!(world.address("web").await?.is_none(), "the old address");
+        world.service("taker", json!({ IPAM: "pool" })).await?;
+        let taken = world.settled("taker").await?;
+        let followed = world.follow("web");
+        let balancer = json!({ "spec": { "type": "LoadBalancer" } });
+        world.change("web", balancer).await?;
+        let address = world.settled("web").await?;
+        ensure!(address != taken, "{address} twice");
+        let asked: Vec<_> = followed.annotations().into_iter().flatten().collect();
+        ensure!(asked == [address], "asked for {asked:?}");
         world.delete("web").await
     });
 }

@@ -13,6 +13,7 @@ mod nodes;
 mod observed;
 mod outages;
 mod pools;
+mod rights;
 mod stage;
 mod steady_state;
 mod vanished_objects;

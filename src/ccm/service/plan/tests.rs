@@ -187,6 +187,36 @@ fn the_status_of_a_service_with_a_class_is_not_cleared() {
 }
 
 #[test]
+fn an_address_that_is_given_back_goes_from_a_service_that_stays() {
+    let address = json!({"metadata": {"annotations": {
+        "kube-vip.io/loadbalancerIPs": "10.0.0.1", "other": "x",
+    }}});
+    let with = |changes: Value| {
+        let mut all = address.clone();
+        merge(&mut all, &changes);
+        all
+    };
+    let cluster_ip = service(&with(json!({"spec": {"type": "ClusterIP"}})));
+    let class = service(&with(json!({"spec": {"loadBalancerClass": "x"}})));
+    let nothing = service(&json!({"spec": {"type": "ClusterIP"}}));
+    for (service, expected) in [
+        (
+            cluster_ip,
+            Some(json!({"kube-vip.io/loadbalancerIPs": null})),
+        ),
+        (deleted(&address), None),
+        (class, None),
+        (nothing, None),
+    ] {
+        let next = plan_of(&service, Balancer::Absent);
+        let Next::Step(Step::Release(patch)) = next else {
+            panic!("{next:?}")
+        };
+        assert_eq!(patch["metadata"].get("annotations"), expected.as_ref());
+    }
+}
+
+#[test]
 fn an_object_without_an_address_exists_and_is_deleted_like_any_other() {
     let present = object(Value::Null);
     assert_eq!(
