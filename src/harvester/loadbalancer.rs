@@ -176,12 +176,6 @@ pub async fn get(client: &Client, namespace: &str, name: &str) -> Result<LoadBal
     within(READ, api(client, namespace).get(name)).await
 }
 
-pub async fn list(client: &Client, namespace: &str) -> Result<Vec<LoadBalancer>, Error> {
-    let api = api(client, namespace);
-    let list = within(READ, api.list(&kube::api::ListParams::default())).await?;
-    Ok(list.items)
-}
-
 /// Returns the object as stored, with what admission added.
 pub async fn create(
     client: &Client,

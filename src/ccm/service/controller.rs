@@ -22,7 +22,7 @@ use super::{
     nodes::is_eligible,
     notes::Notes,
     orphans::{Owners, owner},
-    recent::{LIFE, Recent},
+    recent::Recent,
     sharing::Groups,
     turns::Turns,
 };
@@ -219,7 +219,7 @@ impl Controller {
             Delta::Delete(old) => {
                 let key = ObjectKey::of(&**old);
                 let mut memory = self.memory();
-                memory.services.deleted(old);
+                memory.services.deleted(old, clock::now());
                 memory.notes.forget(&key);
                 let related = memory.groups.related(&key);
                 memory.groups.set(&key, None);
@@ -253,7 +253,7 @@ impl Controller {
             Delta::Delete(old) => {
                 let service = owner(settings, old);
                 let mut memory = self.memory();
-                memory.balancers.deleted(old);
+                memory.balancers.deleted(old, clock::now());
                 if let Some(service) = &service {
                     memory.owners.remove(service, &old.name_any());
                 }
@@ -380,21 +380,19 @@ impl Controller {
         self.memory().balancers.latest(&key, cached, clock::now())
     }
 
-    /// The answer counts from now on, and is looked at once more when it no longer does.
+    /// The answer counts from now on.
     pub(super) fn stored_service(&self, service: Service) {
-        let key = ObjectKey::of(&service);
+        let (key, service) = (ObjectKey::of(&service), Arc::new(service));
         let mut memory = self.memory();
-        memory.groups.set(&key, Some(&service));
-        memory.services.stored(Arc::new(service), clock::now());
+        if memory.services.stored(Arc::clone(&service), clock::now()) {
+            memory.groups.set(&key, Some(&service));
+        }
     }
 
-    pub(super) fn stored_balancer(&self, key: &ObjectKey, object: LoadBalancer) {
-        self.memory()
-            .balancers
-            .stored(Arc::new(object), clock::now());
-        // If the watch never shows it, because it was deleted at once, nothing else would bring the
-        // Service back.
-        self.queue.add_after(key.clone(), LIFE);
+    /// The answer counts from now on.
+    pub(super) fn stored_balancer(&self, object: LoadBalancer) {
+        let mut memory = self.memory();
+        memory.balancers.stored(Arc::new(object), clock::now());
     }
 }
 

@@ -3,8 +3,11 @@
 //! A sync that starts before the watch has caught up with the previous one's writes would decide on
 //! the past: create twice, or put back what it changed itself. So the server's answers count until the
 //! watch shows them or something later. Versions are compared as numbers, which API servers guarantee
-//! for objects of one kind; one that is no number never hides an answer. An answer that the watch
-//! never shows, because the object was deleted at once, is forgotten after [`LIFE`].
+//! for objects of one kind; one that is no number never hides an answer.
+//!
+//! The watch may also be faster than an answer and show the end of an object first: such an answer
+//! comes too late to count. One that the watch never shows, because the object went while there was no
+//! watch, is forgotten after [`LIFE`]; who decided by it looks again then ([`Recent::is_ahead`]).
 
 use std::{
     collections::HashMap,
@@ -20,7 +23,11 @@ use crate::ccm::cache::ObjectKey;
 pub(super) const LIFE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
-pub(super) struct Recent<K>(HashMap<ObjectKey, Entry<K>>);
+pub(super) struct Recent<K> {
+    answers: HashMap<ObjectKey, Entry<K>>,
+    /// UIDs of objects whose end the watch has shown, for as long as an answer may be late.
+    ended: HashMap<ObjectKey, (String, Instant)>,
+}
 
 #[derive(Debug)]
 struct Entry<K> {
@@ -37,14 +44,23 @@ enum Answer<K> {
 
 impl<K> Default for Recent<K> {
     fn default() -> Self {
-        Self(HashMap::new())
+        Self {
+            answers: HashMap::new(),
+            ended: HashMap::new(),
+        }
     }
 }
 
 impl<K: Resource<DynamicType = ()>> Recent<K> {
-    pub(super) fn stored(&mut self, object: Arc<K>, now: Instant) {
+    /// Says whether the answer counts.
+    pub(super) fn stored(&mut self, object: Arc<K>, now: Instant) -> bool {
         let key = ObjectKey::of(&*object);
+        let ended = self.ended.get(&key);
+        if ended.is_some_and(|(uid, _)| object.uid().as_ref() == Some(uid)) {
+            return false;
+        }
         self.put(key, Answer::Stored(object), now);
+        true
     }
 
     pub(super) fn gone(&mut self, key: ObjectKey, uid: String, now: Instant) {
@@ -53,23 +69,34 @@ impl<K: Resource<DynamicType = ()>> Recent<K> {
 
     fn put(&mut self, key: ObjectKey, answer: Answer<K>, now: Instant) {
         let until = now + LIFE;
-        self.0.insert(key, Entry { answer, until });
+        self.answers.insert(key, Entry { answer, until });
     }
 
     /// The watch showed the end of an object.
-    pub(super) fn deleted(&mut self, object: &K) {
+    pub(super) fn deleted(&mut self, object: &K, now: Instant) {
         let key = ObjectKey::of(object);
-        let same = self.0.get(&key).is_some_and(|entry| match &entry.answer {
-            Answer::Stored(stored) => stored.uid() == object.uid(),
-            Answer::Gone(uid) => object.uid().as_ref() == Some(uid),
-        });
+        let same = self
+            .answers
+            .get(&key)
+            .is_some_and(|entry| match &entry.answer {
+                Answer::Stored(stored) => stored.uid() == object.uid(),
+                Answer::Gone(uid) => object.uid().as_ref() == Some(uid),
+            });
         if same {
-            self.0.remove(&key);
+            self.answers.remove(&key);
         }
+        self.ended.retain(|_, (_, until)| now < *until);
+        let uid = object.uid().unwrap_or_default();
+        self.ended.insert(key, (uid, now + LIFE));
+    }
+
+    /// Whether an answer stood for the object when [`Self::latest`] was last asked.
+    pub(super) fn is_ahead(&self, key: &ObjectKey) -> bool {
+        self.answers.contains_key(key)
     }
 
     pub(super) fn forget(&mut self, key: &ObjectKey) {
-        self.0.remove(key);
+        self.answers.remove(key);
     }
 
     /// The latest state of the object, `cached` being what the watch shows.
@@ -79,7 +106,7 @@ impl<K: Resource<DynamicType = ()>> Recent<K> {
         cached: Option<Arc<K>>,
         now: Instant,
     ) -> Option<Arc<K>> {
-        let Some(entry) = self.0.get(key) else {
+        let Some(entry) = self.answers.get(key) else {
             return cached;
         };
         if now < entry.until {
@@ -94,7 +121,7 @@ impl<K: Resource<DynamicType = ()>> Recent<K> {
                 _ => {}
             }
         }
-        self.0.remove(key);
+        self.answers.remove(key);
         cached
     }
 }
@@ -166,13 +193,40 @@ mod tests {
         let mut recent = Recent::default();
         let now = clock::now();
         recent.stored(object("u", "10"), now);
-        recent.deleted(&object("old", "9"));
+        recent.deleted(&object("old", "9"), now);
         assert_eq!(
             version(recent.latest(&key(), None, now)).as_deref(),
             Some("10")
         );
-        recent.deleted(&object("u", "12"));
+        recent.deleted(&object("u", "12"), now);
         assert_eq!(version(recent.latest(&key(), None, now)), None);
+    }
+
+    #[test]
+    fn an_answer_that_comes_after_the_end_of_its_object_does_not_count() {
+        let mut recent = Recent::<Service>::default();
+        let now = clock::now();
+        recent.deleted(&object("u", "12"), now);
+        assert!(!recent.stored(object("u", "11"), now));
+        assert_eq!(version(recent.latest(&key(), None, now)), None);
+        assert!(!recent.is_ahead(&key()));
+        assert!(recent.stored(object("v", "13"), now), "a successor");
+        assert_eq!(
+            version(recent.latest(&key(), None, now)).as_deref(),
+            Some("13")
+        );
+        assert!(recent.is_ahead(&key()));
+    }
+
+    #[test]
+    fn ends_are_remembered_only_while_an_answer_may_be_late() {
+        let mut recent = Recent::<Service>::default();
+        let now = clock::now();
+        recent.deleted(&object("u", "12"), now);
+        let mut other = Service::default();
+        other.metadata.name = Some("other".to_owned());
+        recent.deleted(&other, now + LIFE);
+        assert_eq!(recent.ended.len(), 1);
     }
 
     #[test]

@@ -70,8 +70,9 @@ impl Controller {
         }
         info!(service = %key, object = name, "deleting a LoadBalancer whose Service is gone");
         let uid = object.uid().unwrap_or_default();
-        self.delete(key, name, &uid).await.map_err(failed)?;
+        self.delete(name, &uid).await.map_err(failed)?;
         self.parts.metrics.orphans.inc();
-        Ok(None)
+        // In case that the watch never shows the end.
+        Ok(Some(LIFE))
     }
 }

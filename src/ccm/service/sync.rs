@@ -13,6 +13,7 @@ use super::{
     gather::Gathered,
     notes::RESEND,
     plan::{Next, Publish, Step, is_cleanup, object_name, plan},
+    recent::LIFE,
     sharing,
 };
 use crate::{
@@ -102,8 +103,20 @@ impl Controller {
         Err(Failure::Unsettled)
     }
 
-    /// What comes of a Service for which there is nothing to write.
+    /// When a Service for which there is nothing to write is looked at again, if nothing happens.
     fn rest(&self, key: &ObjectKey, gathered: &Gathered, next: &Next) -> Option<Duration> {
+        let again = self.judge(key, gathered, next);
+        let name = object_name(&self.parts.settings, &gathered.service);
+        let object = ObjectKey::new(&*self.parts.host_namespace, name);
+        if !self.memory().balancers.is_ahead(&object) {
+            return again;
+        }
+        // If the watch never shows what the host answered, nothing else brings the Service back.
+        Some(again.map_or(LIFE, |again| again.min(LIFE)))
+    }
+
+    /// What is told of it, and when it is told again.
+    fn judge(&self, key: &ObjectKey, gathered: &Gathered, next: &Next) -> Option<Duration> {
         let service = &gathered.service;
         self.warn_without_nodes(key, service);
         let (text, patience) = match next {
@@ -192,7 +205,7 @@ impl Controller {
                     Failure::Ensure
                 };
                 let name = object_name(&self.parts.settings, service);
-                self.look(&key, &name, progress).await.map_err(wrap)
+                self.look(&name, progress).await.map_err(wrap)
             }
             Step::Create(object) => {
                 if self.parts.settings.is_ambiguous() {
@@ -201,25 +214,19 @@ impl Controller {
                 }
                 progress.absent = false;
                 let created = host::create(client, namespace, &object).await;
-                self.stored(&key, &object.name_any(), created, progress)
-                    .await
+                self.stored(&object.name_any(), created, progress).await
             }
             Step::Replace(object) => {
                 let replaced = host::replace(client, namespace, &object).await;
-                self.stored(&key, &object.name_any(), replaced, progress)
-                    .await
+                self.stored(&object.name_any(), replaced, progress).await
             }
-            Step::Delete { name, uid } => self
-                .delete(&key, &name, &uid)
-                .await
-                .map_err(Failure::Delete),
+            Step::Delete { name, uid } => self.delete(&name, &uid).await.map_err(Failure::Delete),
         }
     }
 
     /// Takes the answer to a write of the object. Who was overtaken looks at what is there.
     async fn stored(
         &self,
-        key: &ObjectKey,
         name: &str,
         answer: Result<LoadBalancer, Error>,
         progress: &mut Progress,
@@ -227,30 +234,24 @@ impl Controller {
         self.memory().notes.sent(key, clock::now());
         match answer {
             Ok(object) => {
-                self.stored_balancer(key, object);
+                self.stored_balancer(object);
                 Ok(())
             }
             Err(error) => match error.class() {
-                Class::AlreadyExists | Class::Conflict | Class::NotFound => self
-                    .look(key, name, progress)
-                    .await
-                    .map_err(Failure::Ensure),
+                Class::AlreadyExists | Class::Conflict | Class::NotFound => {
+                    self.look(name, progress).await.map_err(Failure::Ensure)
+                }
                 _ => Err(Failure::Ensure(error)),
             },
         }
     }
 
-    async fn look(
-        &self,
-        key: &ObjectKey,
-        name: &str,
-        progress: &mut Progress,
-    ) -> Result<(), Error> {
+    async fn look(&self, name: &str, progress: &mut Progress) -> Result<(), Error> {
         let found = host::get(&self.parts.host, &self.parts.host_namespace, name).await;
         match found {
             Ok(object) => {
                 progress.absent = false;
-                self.stored_balancer(key, object);
+                self.stored_balancer(object);
             }
             Err(error) if error.class() == Class::NotFound => progress.absent = true,
             Err(error) => return Err(error),
@@ -258,7 +259,7 @@ impl Controller {
         Ok(())
     }
 
-    pub(super) async fn delete(&self, key: &ObjectKey, name: &str, uid: &str) -> Result<(), Error> {
+    pub(super) async fn delete(&self, name: &str, uid: &str) -> Result<(), Error> {
         let namespace = &*self.parts.host_namespace;
         let gone = || {
             let object = ObjectKey::new(namespace, name);
@@ -266,7 +267,7 @@ impl Controller {
             memory.balancers.gone(object, uid.to_owned(), clock::now());
         };
         match host::delete(&self.parts.host, namespace, name, uid).await {
-            Ok(Some(object)) if object.is_terminating() => self.stored_balancer(key, object),
+            Ok(Some(object)) if object.is_terminating() => self.stored_balancer(object),
             Ok(_) => gone(),
             // Not this object: none any more, or a successor that the watch will show.
             Err(error) if matches!(error.class(), Class::NotFound | Class::Conflict) => gone(),

@@ -44,7 +44,7 @@ fn forty_services_at_once_all_get_an_address_of_their_own_and_give_it_back() {
         ensure!(distinct.len() == 40, "{addresses:?}");
         one_object_each(world, 40).await?;
         delete_all(world).await?;
-        nothing_left(world).await?;
+        nothing_left(world, SOON).await?;
         let booked = pool.allocated().await?;
         ensure!(booked.is_empty(), "still booked: {booked:?}");
         Ok(())
@@ -60,7 +60,7 @@ fn five_hundred_services_at_once_all_get_an_address() {
         all_addressed(world, CROWD, ALL).await?;
         one_object_each(world, CROWD).await?;
         delete_all(world).await?;
-        nothing_left(world).await
+        nothing_left(world, ALL).await
     });
 }
 
@@ -113,7 +113,7 @@ fn a_leader_that_is_asked_to_stop_in_a_crowd_does_so_and_the_next_finishes() {
         all_addressed(world, CROWD, ALL).await?;
         one_object_each(world, CROWD).await?;
         delete_all(world).await?;
-        nothing_left(world).await
+        nothing_left(world, ALL).await
     });
 }
 
@@ -146,7 +146,7 @@ fn what_a_leader_that_is_killed_in_a_crowd_has_begun_the_next_finishes() {
             let left = world.host.load_balancers().await?.len();
             ensure!(left > 0, "it was at the end");
             let _last = world.manager().await?;
-            nothing_left(world).await
+            nothing_left(world, ALL).await
         },
     );
 }
@@ -231,9 +231,9 @@ async fn delete_all(world: &World) -> Result<()> {
     Ok(())
 }
 
-async fn nothing_left(world: &World) -> Result<()> {
+async fn nothing_left(world: &World, within: Duration) -> Result<()> {
     let mut left = String::new();
-    let gone = poll_until(ALL, "the end of all Services and objects", async || {
+    let gone = poll_until(within, "the end of all Services and objects", async || {
         clock::sleep(LOOK).await;
         let all = ListParams::default();
         let services = world.guest.services().list_metadata(&all).await?;

@@ -28,6 +28,9 @@ struct Store {
     /// Whether the host answers a new object with an address at once.
     allocates: bool,
     refuses: Option<(u16, &'static str)>,
+    /// Whether answers to deletions are held back, and those that are.
+    holds_deletions: bool,
+    held: Vec<(Call, Value)>,
 }
 
 impl Store {
@@ -147,7 +150,11 @@ impl Store {
                 } else {
                     patch(&mut object, &body);
                 }
-                self.put(collection, object)
+                let stored = self.put(collection, object);
+                if method == "DELETE" && self.holds_deletions {
+                    return self.held.push((call, stored));
+                }
+                stored
             }
         };
         call.ok(&stored);
@@ -337,6 +344,45 @@ async fn fw_s34_s37_s74_s137_a_service_goes_from_its_creation_to_an_address_and_
             .until("its end", |store| store.get(SERVICES, "web").is_none())
             .await;
         assert_eq!(host.with(|store| store.writes.clone()), ["POST", "DELETE"]);
+    };
+    with_controller(&guest, &host, test).await;
+}
+
+/// As when the host is fast and the network of the answer is not.
+#[tokio::test]
+async fn an_object_whose_end_is_seen_before_the_answer_to_its_deletion_holds_nothing_up() {
+    let (guest, host) = clusters();
+    host.with(|store| store.holds_deletions = true);
+    let test = async {
+        guest
+            .until("watched", |store| store.watches.contains_key(SERVICES))
+            .await;
+        guest.with(|store| store.put(SERVICES, service("web")));
+        let given = |store: &Store| address(store, "web").is_some();
+        guest.until("an address", given).await;
+        guest.with(|store| {
+            store.change(SERVICES, "web", |service| {
+                service["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+            });
+        });
+        host.until("a deletion", |store| !store.held.is_empty())
+            .await;
+        host.with(|store| {
+            store.change(BALANCERS, &object_of("web"), |object| {
+                object["metadata"]["finalizers"] = json!([]);
+            });
+        });
+        // The watch brings the end meanwhile.
+        clock::sleep(Duration::from_millis(200)).await;
+        let answered = clock::now();
+        for (call, stored) in host.with(|store| std::mem::take(&mut store.held)) {
+            call.ok(&stored);
+        }
+        guest
+            .until("its end", |store| store.get(SERVICES, "web").is_none())
+            .await;
+        let took = answered.elapsed();
+        assert!(took < Duration::from_secs(5), "{took:?}");
     };
     with_controller(&guest, &host, test).await;
 }
