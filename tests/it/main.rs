@@ -10,6 +10,7 @@ mod architecture;
 mod ccm;
 mod cli;
 mod coexistence;
+mod embedded;
 mod kube_vip;
 mod kube_vip_faults;
 mod speaker_api;
