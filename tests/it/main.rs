@@ -11,6 +11,7 @@ mod ccm;
 mod cli;
 mod coexistence;
 mod coverage;
+mod embedded;
 mod kube_vip;
 mod kube_vip_faults;
 mod speaker_api;

@@ -275,7 +275,7 @@ impl Stage {
         .await
     }
 
-    fn print_logs(&self) {
+    pub(crate) fn print_logs(&self) {
         for speaker in &self.speakers {
             let log = speaker.log();
             // The Leases of tests that run at the same time are seen too.

@@ -140,10 +140,21 @@ pub(crate) async fn accounts(client: &Client, cluster: &str, namespace: &str) ->
     })
 }
 
+/// Gives the speaker's account of a cluster the rights of a cloud controller manager too.
+pub(crate) async fn promote(client: &Client, cluster: &str, namespace: &str) -> Result<()> {
+    grant_managers(client).await?;
+    let binding = ClusterRoleBinding {
+        metadata: named(&binding_name(cluster, "manager")),
+        role_ref: role_ref("ClusterRole", MANAGER),
+        subjects: Some(vec![account("speaker", namespace)]),
+    };
+    create(&Api::all(client.clone()), binding).await
+}
+
 /// Takes back the bindings of a cluster, which are in no namespace.
 pub(crate) async fn withdraw(client: &Client, cluster: &str) -> Result<()> {
     let bindings = Api::<ClusterRoleBinding>::all(client.clone());
-    for name in ["speaker", "kube-proxy"] {
+    for name in ["speaker", "kube-proxy", "manager"] {
         let binding = binding_name(cluster, name);
         match bindings.delete(&binding, &DeleteParams::default()).await {
             Err(error) if !is_absent(&error) => {

@@ -32,6 +32,7 @@ pub struct ClusterBuilder {
     nodes: u8,
     kube_proxy: bool,
     own_control_plane: Option<Settings>,
+    cloud_controllers: bool,
 }
 
 impl ClusterBuilder {
@@ -41,6 +42,7 @@ impl ClusterBuilder {
             nodes: 3,
             kube_proxy: true,
             own_control_plane: None,
+            cloud_controllers: false,
         }
     }
 
@@ -65,6 +67,17 @@ impl ClusterBuilder {
         self
     }
 
+    /// For cloud controllers beside the speakers: nodes wait to be initialised, as those of a kubelet
+    /// with `--cloud-provider=external` and `--node-ip`, and the speakers may do what the controllers do.
+    /// They see to all Nodes and Services of their API server, so the cluster has a control plane of its
+    /// own.
+    #[must_use]
+    pub fn cloud_controllers(mut self) -> Self {
+        self.cloud_controllers = true;
+        self.own_control_plane.get_or_insert_default();
+        self
+    }
+
     /// Starts it; nodes are Ready and kube-proxy has written its rules when this returns.
     pub async fn start(self) -> Result<Cluster> {
         let control_plane = match self.own_control_plane {
@@ -86,6 +99,9 @@ impl ClusterBuilder {
         create_namespace(&kube, &name).await?;
         create_namespace(&kube, &release).await?;
         let tokens = access::accounts(&kube, &name, &release).await?;
+        if self.cloud_controllers {
+            access::promote(&kube, &name, &release).await?;
+        }
         let foundation = Foundation {
             lab: &lab,
             network: &network,
@@ -115,6 +131,7 @@ impl ClusterBuilder {
             kube,
             tokens,
             control_plane,
+            uninitialised: self.cloud_controllers,
             _number: number,
         };
         cluster.come_up().await?;

@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use k8s_openapi::{
     api::{
         coordination::v1::{Lease, LeaseSpec},
-        core::v1::{Node, NodeAddress, NodeCondition, NodeSpec, NodeStatus, Pod},
+        core::v1::{Node, NodeAddress, NodeCondition, NodeSpec, NodeStatus, Pod, Taint},
     },
     apimachinery::pkg::apis::meta::v1::{MicroTime, Time},
     jiff::Timestamp,
@@ -37,6 +37,8 @@ pub(super) struct Identity {
     pub(super) name: String,
     pub(super) addresses: Vec<IpAddr>,
     pub(super) pod_networks: Vec<String>,
+    /// It waits for a cloud provider.
+    pub(super) uninitialised: bool,
 }
 
 /// A node whose Lease is renewed while `living` is true.
@@ -56,11 +58,13 @@ pub(super) async fn register(client: &Client, node: &Identity) -> Result<()> {
                 ("kubernetes.io/os".to_owned(), "linux".to_owned()),
                 (CLUSTER_LABEL.to_owned(), node.cluster.clone()),
             ])),
+            annotations: node.uninitialised.then(|| provided_addresses(node)),
             ..ObjectMeta::default()
         },
         spec: Some(NodeSpec {
             pod_cidr: node.pod_networks.first().cloned(),
             pod_cidrs: Some(node.pod_networks.clone()),
+            taints: node.uninitialised.then(|| vec![uninitialised()]),
             ..NodeSpec::default()
         }),
         status: Some(NodeStatus {
@@ -211,6 +215,22 @@ fn addresses(node: &Identity) -> Vec<NodeAddress> {
         address,
     };
     internal.chain(hostname).map(entry).collect()
+}
+
+/// What `--node-ip` leaves for the cloud provider.
+fn provided_addresses(node: &Identity) -> BTreeMap<String, String> {
+    let addresses: Vec<String> = node.addresses.iter().map(ToString::to_string).collect();
+    let key = "alpha.kubernetes.io/provided-node-ip".to_owned();
+    BTreeMap::from([(key, addresses.join(","))])
+}
+
+fn uninitialised() -> Taint {
+    Taint {
+        key: "node.cloudprovider.kubernetes.io/uninitialized".to_owned(),
+        value: Some("true".to_owned()),
+        effect: "NoSchedule".to_owned(),
+        ..Taint::default()
+    }
 }
 
 fn conditions() -> Vec<NodeCondition> {

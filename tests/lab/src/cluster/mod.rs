@@ -70,6 +70,8 @@ pub struct Cluster {
     kube: Client,
     tokens: Tokens,
     control_plane: Arc<ControlPlane>,
+    /// Nodes register as those that a cloud provider initialises.
+    uninitialised: bool,
     _number: Number,
 }
 
@@ -280,6 +282,7 @@ impl Cluster {
             name: node.name.clone(),
             addresses: vec![v4.into(), v6.into()],
             pod_networks: self.addressing.pod_networks(node.index).into(),
+            uninitialised: self.uninitialised,
         }
     }
 }

@@ -26,12 +26,20 @@ use super::{
     kubelet::{self, Heart},
     pods::Containers,
 };
-use crate::{api_proxy::ApiProxy, host::Host, process::Process, run::lock};
+use crate::{
+    api_proxy::ApiProxy,
+    harvester::{GuestAccess, HarvesterHost, Vm},
+    host::Host,
+    process::Process,
+    run::lock,
+};
 
 /// Where the speaker of a node finds its API server, in the node's namespace.
 pub(super) const SPEAKER_API: SocketAddr = loopback(6443);
 /// The same for kube-proxy.
 pub(super) const KUBE_PROXY_API: SocketAddr = loopback(6444);
+/// Where cloud controllers on a node find the Harvester host.
+const HOST_API: SocketAddr = loopback(6445);
 
 /// How long a change of a node waits for the API server.
 const REPORT_BOUND: Duration = Duration::from_secs(1);
@@ -110,6 +118,21 @@ impl Node {
     /// The speaker's kubeconfig; it works within the node's namespace.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
+    }
+
+    /// Makes the node's VM on a Harvester host.
+    pub async fn vm_on(&self, host: &HarvesterHost) -> Result<Vm> {
+        let (v4, v6) = self.addresses();
+        let addresses = [v4.to_string(), v6.to_string()];
+        let vm = host
+            .vm(&self.name)
+            .addresses(&addresses.each_ref().map(String::as_str));
+        vm.create().await
+    }
+
+    /// Opens the node's way to the Harvester host. Its cloud-config works within the node's namespace.
+    pub fn access_to(&self, host: &HarvesterHost) -> Result<GuestAccess> {
+        host.access_at(&self.name, self.host.tcp_listener(HOST_API)?)
     }
 
     /// Starts the program under test: the flags that say where it is, then those of `setup`.

@@ -1,5 +1,6 @@
-//! `demo`: a guest cluster in a minute. Three Services get VIPs, a client uses them, the owner's
-//! speaker is stopped, then the owner's power is cut, and what the client lost is measured.
+//! `demo`: a guest cluster and its Harvester host in a minute. Nodes are initialised, three Services get
+//! VIPs, a client uses them, processes are stopped, then the power of the node is cut that owns the VIPs
+//! and leads the cloud controllers, and what the client lost is measured.
 
 mod scene;
 mod screen;

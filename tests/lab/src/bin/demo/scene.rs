@@ -3,12 +3,20 @@
 use std::{
     collections::BTreeMap,
     net::IpAddr,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
-use lab::{Cluster, Node, Process, Settings, SpeakerSetup, clock, probe::Asker};
+use k8s_openapi::api::core::v1::Node as NodeObject;
+use kube::Api;
+use lab::{
+    Cluster, HarvesterHost, Node, Process, SpeakerSetup, clock,
+    cluster::Service,
+    harvester::{GuestAccess, Vm},
+    poll_until,
+    probe::Asker,
+};
 
 use crate::{
     screen::Screen,
@@ -16,6 +24,15 @@ use crate::{
     vip::{LINK, PORT, Vip, mac_of},
 };
 
+/// Addresses in the host's pool.
+const POOL: u8 = 3;
+const LEADERS_LEASE: &str = "kube-system/cloud-controller-manager";
+const ADDRESSES: &str = "kube-vip.io/loadbalancerIPs";
+const IPAM: &str = "cloudprovider.harvesterhci.io/ipam";
+/// Of Services whose addresses the cloud controllers leave alone.
+const CLASS: &str = "kube-vip.io/kube-vip-class";
+/// The guest cluster's name on the host.
+const CLUSTER: &str = "demo";
 const POD_PORT: u16 = 8080;
 const TICK: Duration = Duration::from_millis(200);
 /// How long a quiet picture is shown.
@@ -29,7 +46,11 @@ const LOG_LINES: usize = 25;
 #[derive(Debug)]
 pub(crate) struct Scene {
     cluster: Cluster,
-    setup: SpeakerSetup,
+    host: HarvesterHost,
+    /// The nodes' VMs on the host, and the ways there of what runs in them.
+    vms: Vec<Vm>,
+    ways: Vec<GuestAccess>,
+    binary: PathBuf,
     /// By node.
     speakers: Vec<Process>,
     vips: Vec<Vip>,
@@ -57,12 +78,25 @@ impl Scene {
     /// Makes the cluster, up to running speakers.
     pub(crate) async fn set(speaker: &Path, screen: &mut Screen) -> Result<Self> {
         screen.head("A guest cluster on this machine");
-        let cluster = Cluster::builder("demo")
-            .nodes(3)
-            .own_control_plane(Settings::default())
-            .start()
-            .await?;
-        screen.note("etcd, kube-apiserver, kube-controller-manager; 3 nodes with kube-proxy, a client, a router");
+        let host = HarvesterHost::builder().cluster(CLUSTER).start().await?;
+        screen.note("a Harvester host: its API, its controllers and webhooks simulated");
+        let cluster = Cluster::builder("demo").nodes(3).cloud_controllers();
+        let cluster = cluster.start().await?;
+        screen.note("a guest cluster: etcd, kube-apiserver, kube-controller-manager; 3 nodes with kube-proxy, a client, a router");
+        let (mut vms, mut ways) = (Vec::new(), Vec::new());
+        for node in cluster.nodes() {
+            vms.push(node.vm_on(&host).await?);
+            ways.push(node.access_to(&host)?);
+        }
+        let (first, last) = (
+            cluster.vip(0).to_string(),
+            cluster.vip(POOL - 1).to_string(),
+        );
+        let pool = host.pool("pool").range(&first, &last);
+        pool.create().await?;
+        screen.note(&format!(
+            "on the host: a VM for each node, a pool {first} - {last}"
+        ));
         for (service, _, nodes) in SERVICES {
             for (number, &node) in nodes.iter().enumerate() {
                 let pod = cluster.pod(&format!("{service}-{number}"));
@@ -71,31 +105,64 @@ impl Scene {
             }
         }
         screen.note("6 Pods that answer HTTP with their name");
-        let setup = SpeakerSetup {
-            binary: speaker.to_owned(),
-            args: ["--speaker", "--controllers=-*"].map(str::to_owned).into(),
-            env: Vec::new(),
-        };
-        let speakers = cluster
-            .nodes()
-            .iter()
-            .map(|node| node.start_speaker(&setup))
-            .collect::<Result<_>>()?;
-        screen.note("a speaker on each node: harvester-cloud-provider --speaker --controllers=-*");
-        Ok(Self {
+        let mut scene = Self {
             cluster,
-            setup,
-            speakers,
+            host,
+            vms,
+            ways,
+            binary: speaker.to_owned(),
+            speakers: Vec::new(),
             vips: Vec::new(),
             asker: None,
             gaps: Vec::new(),
-        })
+        };
+        scene.start_speakers(screen).await?;
+        Ok(scene)
+    }
+
+    /// Starts a process on each node, and waits until the leader has initialised the nodes.
+    async fn start_speakers(&mut self, screen: &mut Screen) -> Result<()> {
+        for node in 0..self.cluster.nodes().len() {
+            let process = self.start_speaker(node)?;
+            self.speakers.push(process);
+        }
+        screen.note("on each node: harvester-cloud-provider --speaker --cloud-config=..., one of them leads the cloud controllers");
+        let nodes = Api::<NodeObject>::all(self.cluster.kube());
+        for vm in &self.vms {
+            let id = format!("harvester://{}", vm.uid().await?);
+            let what = format!("provider ID of {}", vm.name());
+            poll_until(SOON, &what, async || {
+                let spec = nodes.get(vm.name()).await?.spec.unwrap_or_default();
+                let mut taints = spec.taints.iter().flatten();
+                let waits = taints.any(|it| it.key.ends_with("/uninitialized"));
+                Ok((!waits && spec.provider_id.as_ref() == Some(&id)).then_some(()))
+            })
+            .await?;
+        }
+        screen.note("the leader has initialised the nodes: provider IDs, addresses, no taint");
+        Ok(())
+    }
+
+    /// Starts the process of a node.
+    fn start_speaker(&self, node: usize) -> Result<Process> {
+        let way = self.ways.get(node).context("a node without a host")?;
+        let setup = SpeakerSetup {
+            binary: self.binary.clone(),
+            args: vec![
+                "--speaker".to_owned(),
+                format!("--cluster-name={CLUSTER}"),
+                format!("--cloud-config={}", way.cloud_config().display()),
+                "--v=2".to_owned(),
+            ],
+            env: Vec::new(),
+        };
+        self.cluster.node(node).start_speaker(&setup)
     }
 
     /// The three acts.
     pub(crate) async fn play(&mut self, screen: &mut Screen) -> Result<()> {
         self.create_services(screen).await?;
-        self.stop_owner(screen).await?;
+        self.stop_others(screen).await?;
         self.power_off_owner(screen).await?;
         self.summary(screen);
         Ok(())
@@ -104,36 +171,34 @@ impl Scene {
     async fn create_services(&mut self, screen: &mut Screen) -> Result<()> {
         screen.head("Three Services of type LoadBalancer");
         let of = self.cluster.addressing();
-        let addresses = |service: &str| -> Vec<IpAddr> {
-            match service {
-                "web" => vec![of.vip(0).0.into()],
-                "shop" => vec![of.vip(1).0.into(), of.vip(1).1.into()],
-                _ => vec![of.vip(2).0.into()],
-            }
-        };
-        let all: Vec<IpAddr> = SERVICES.iter().flat_map(|it| addresses(it.0)).collect();
+        let shop: [IpAddr; 2] = [of.vip(POOL).0.into(), of.vip(POOL).1.into()];
+        let pool = (0..POOL).map(|number| of.vip(number).0.into());
+        let all: Vec<IpAddr> = pool.chain(shop).collect();
         self.asker = Some(Asker::start(self.cluster.router(), LINK, &all)?);
-        for (service, policy, _) in SERVICES {
-            for address in addresses(service) {
-                self.vips
-                    .push(Vip::watch(&self.cluster, address, service, policy)?);
-            }
-        }
         let mut created = BTreeMap::new();
         for (service, policy, _) in SERVICES {
-            let text: Vec<String> = addresses(service).iter().map(IpAddr::to_string).collect();
             let mut object = self.cluster.service(service).port(PORT, POD_PORT);
-            object = object.annotation("kube-vip.io/loadbalancerIPs", &text.join(","));
-            if text.len() > 1 {
-                object = object.dual_stack();
+            if service == "shop" {
+                let text = shop.map(|it| it.to_string()).join(",");
+                object = object
+                    .class(CLASS)
+                    .annotation(ADDRESSES, &text)
+                    .dual_stack();
+            } else {
+                object = object.annotation(IPAM, "pool");
             }
             if policy == "Local" {
                 object = object.etp_local();
             }
-            object.create().await?;
             created.insert(service, clock::now());
+            let object = object.create().await?;
+            for address in addresses(&object).await? {
+                self.vips
+                    .push(Vip::watch(&self.cluster, address, service, policy)?);
+            }
         }
-        screen.note("created: web, shop (IPv4 and IPv6), edge (externalTrafficPolicy: Local)");
+        screen.note("created: web, shop (its own IPv4 and IPv6 addresses), edge (externalTrafficPolicy: Local)");
+        self.show_balancers(screen).await?;
         self.until_served(screen, SOON, "HTTP answers from every VIP", &[])
             .await?;
         let slowest = self.slowest_first_answer(&created);
@@ -144,23 +209,65 @@ impl Scene {
         self.look(screen).await
     }
 
-    async fn stop_owner(&mut self, screen: &mut Screen) -> Result<()> {
-        let owner = self.owner_of_web()?;
-        let moving = self.owned_by(owner)?;
-        let name = self.cluster.node(owner).name().to_owned();
+    /// What the cloud controllers have made on the host.
+    async fn show_balancers(&self, screen: &mut Screen) -> Result<()> {
+        let head = ["LOADBALANCER ON THE HOST", "SERVICE", "IPAM", "ADDRESS"];
+        let mut rows = vec![head.map(str::to_owned)];
+        for it in self.host.load_balancers().await? {
+            let labels = it.metadata.labels.unwrap_or_default();
+            let service = labels.get("cloudprovider.harvesterhci.io/serviceName");
+            rows.push([
+                it.metadata.name.unwrap_or_default(),
+                service.cloned().unwrap_or_default(),
+                it.spec.ipam,
+                it.status.unwrap_or_default().allocated_address.ip,
+            ]);
+        }
+        for line in table::align(&rows) {
+            screen.say(&format!("          {line}"));
+        }
+        Ok(())
+    }
+
+    /// All but one node are updated, the leader's first.
+    async fn stop_others(&mut self, screen: &mut Screen) -> Result<()> {
+        let leader = self.leader(&[]).await?;
+        // A node with a Pod of `edge`, which does not lead.
+        let stays = if leader == 1 { 2 } else { 1 };
+        let mut others = vec![leader];
+        others.extend((0..self.speakers.len()).filter(|it| ![leader, stays].contains(it)));
+        let mut moving = vec![false; self.vips.len()];
+        for &node in &others {
+            let owned = self.owned_by(node)?;
+            moving
+                .iter_mut()
+                .zip(owned)
+                .for_each(|(it, owned)| *it |= owned);
+        }
+        let name = |node: usize| self.cluster.node(node).name().to_owned();
+        let names: Vec<String> = others.iter().map(|&node| name(node)).collect();
         screen.head(&format!(
-            "The speaker of {name} is stopped, as in an update"
+            "The processes of {} are stopped, as in an update; {} leads the cloud controllers",
+            names.join(" and "),
+            name(leader)
         ));
         let at = clock::now();
-        let speaker = self.speakers.get(owner).context("a node without speaker")?;
-        speaker.terminate()?;
-        speaker.wait(SOON).await?;
-        screen.note(&format!(
-            "SIGTERM; the process has withdrawn its VIPs and ended within {} ms",
-            at.elapsed().as_millis()
-        ));
+        for &node in &others {
+            let begun = clock::now();
+            let speaker = self.speakers.get(node).context("a node without speaker")?;
+            speaker.terminate()?;
+            speaker.wait(SOON).await?;
+            screen.note(&format!(
+                "SIGTERM; the process of {} has withdrawn its VIPs and ended within {} ms",
+                name(node),
+                begun.elapsed().as_millis()
+            ));
+        }
+        let next = self.leader(&others).await?;
+        screen.note(&format!("{} leads the cloud controllers", name(next)));
+        let gone: Vec<&str> = names.iter().map(String::as_str).collect();
         let what = "HTTP answers after the stop of a speaker";
-        self.until_served(screen, SOON, what, &[&name]).await?;
+        self.until_served(screen, SOON, what, &gone).await?;
         self.look(screen).await?;
         let lost = self.lost(&moving, at);
         let gaps = self.vips.iter().zip(&lost).map(|(vip, lost)| Gaps {
@@ -171,11 +278,13 @@ impl Scene {
         });
         self.gaps = gaps.collect();
         say_lost(screen, &lost);
-        let again = self.cluster.node(owner).start_speaker(&self.setup)?;
-        if let Some(slot) = self.speakers.get_mut(owner) {
-            *slot = again;
+        for &node in &others {
+            let again = self.start_speaker(node)?;
+            if let Some(slot) = self.speakers.get_mut(node) {
+                *slot = again;
+            }
         }
-        screen.note(&format!("the speaker of {name} runs again"));
+        screen.note(&format!("{} run again", names.join(" and ")));
         Ok(())
     }
 
@@ -183,24 +292,58 @@ impl Scene {
         let owner = self.owner_of_web()?;
         let moving = self.owned_by(owner)?;
         let name = self.cluster.node(owner).name().to_owned();
-        screen.head(&format!("The power of {name} is cut"));
+        screen.head(&format!(
+            "The power of {name} is cut, which owns the VIPs and leads the cloud controllers"
+        ));
         screen.note("its Leases are kube-vip's: the others wait 15 s after the last renewal");
         let at = clock::now();
         self.cluster.node(owner).power_off().await?;
+        if let Some(way) = self.ways.get(owner) {
+            way.api().close();
+        }
         let what = "HTTP answers after a power-off";
         self.until_served(screen, TAKEOVER, what, &[&name]).await?;
+        let leader = self.leader(&[owner]).await?;
+        let leader = self.cluster.node(leader).name();
+        screen.note(&format!("{leader} leads the cloud controllers"));
         self.look(screen).await?;
         let lost = self.lost(&moving, at);
         for (gaps, lost) in self.gaps.iter_mut().zip(&lost) {
             gaps.powered_off = *lost;
         }
         say_lost(screen, &lost);
+        let begun = clock::now();
+        let late = self.cluster.service("late").port(PORT, POD_PORT);
+        let late = late.annotation(IPAM, "pool").create().await?;
+        let given = addresses(&late).await?;
+        let given: Vec<String> = given.iter().map(IpAddr::to_string).collect();
+        screen.note(&format!(
+            "a Service that is created now has the address {} after {} ms",
+            given.join(","),
+            begun.elapsed().as_millis()
+        ));
         Ok(())
+    }
+
+    /// Waits until a node leads that is none of these.
+    async fn leader(&self, gone: &[usize]) -> Result<usize> {
+        poll_until(TAKEOVER, "a leader of the cloud controllers", async || {
+            // The processes of all nodes have the machine's name, so the Lease does not tell.
+            let leads = |process: &Process| {
+                let log = process.log();
+                log.lines()
+                    .any(|it| it.contains("lease acquired") && it.contains(LEADERS_LEASE))
+            };
+            let mut running = self.speakers.iter().enumerate();
+            let leader = running.find(|(node, process)| !gone.contains(node) && leads(process));
+            Ok(leader.map(|(node, _)| node))
+        })
+        .await
     }
 
     fn summary(&self, screen: &mut Screen) {
         screen.head("What a client at 1 kHz lost (longest gap)");
-        let head = ["VIP", "SERVICE", "OWNER STOPPED", "OWNER POWERED OFF"];
+        let head = ["VIP", "SERVICE", "STOPPED", "POWERED OFF"];
         let gap = |lost: Option<Duration>| lost.map_or_else(|| "-".to_owned(), table::gap);
         let rows = self.gaps.iter().map(|gaps| {
             [
@@ -221,15 +364,22 @@ impl Scene {
 
     /// Makes the cluster whole again, and says how to play with it.
     pub(crate) async fn advice(&mut self, screen: &mut Screen) -> Result<()> {
-        for (index, node) in self.cluster.nodes().iter().enumerate() {
-            if !node.host().is_on() {
-                node.power_on().await?;
-                let speaker = node.start_speaker(&self.setup)?;
-                if let Some(slot) = self.speakers.get_mut(index) {
-                    *slot = speaker;
-                }
-                screen.note(&format!("{} is on again", node.name()));
+        for index in 0..self.speakers.len() {
+            let node = self.cluster.node(index);
+            if node.host().is_on() {
+                continue;
             }
+            node.power_on().await?;
+            let name = node.name().to_owned();
+            let way = self.cluster.node(index).access_to(&self.host)?;
+            if let Some(slot) = self.ways.get_mut(index) {
+                *slot = way;
+            }
+            let speaker = self.start_speaker(index)?;
+            if let Some(slot) = self.speakers.get_mut(index) {
+                *slot = speaker;
+            }
+            screen.note(&format!("{name} is on again"));
         }
         let kubeconfig = self.cluster.lab().directory().join("admin.kubeconfig");
         self.cluster
@@ -237,7 +387,7 @@ impl Scene {
             .write_admin_kubeconfig(&kubeconfig, self.cluster.namespace())?;
         screen.head("Try it by hand, in another terminal, as root");
         let client = self.cluster.client().namespace_name();
-        let web = self.cluster.vip(0);
+        let web = self.address_of_web()?;
         let mut commands = vec![
             format!("export KUBECONFIG={}", kubeconfig.display()),
             "kubectl get services,leases,events".to_owned(),
@@ -341,8 +491,13 @@ impl Scene {
             .collect())
     }
 
+    fn address_of_web(&self) -> Result<IpAddr> {
+        let web = self.vips.iter().find(|it| it.service == "web");
+        web.map(|it| it.address).context("web has no address")
+    }
+
     fn owner_of_web(&self) -> Result<usize> {
-        let vip = self.cluster.vip(0).into();
+        let vip = self.address_of_web()?;
         let asker = self.asker.as_ref().context("no asker")?;
         let mac = asker.current_mac(vip);
         let owner = self
@@ -376,6 +531,18 @@ impl Scene {
         });
         took.max().unwrap_or_default()
     }
+}
+
+/// Waits for the addresses of a Service, its own or those that the cloud controllers give it.
+async fn addresses(service: &Service) -> Result<Vec<IpAddr>> {
+    let what = format!("addresses of {}", service.name());
+    poll_until(SOON, &what, async || {
+        let annotations = service.get().await?.metadata.annotations;
+        let text = annotations.and_then(|mut it| it.remove(ADDRESSES));
+        let addresses = text.map(|it| it.split(',').map(str::parse).collect());
+        Ok(addresses.transpose()?)
+    })
+    .await
 }
 
 fn say_lost(screen: &mut Screen, lost: &[Option<Duration>]) {
