@@ -2,7 +2,8 @@
 //!
 //! In: a watch over one kind. Out: a [`Cache`] that anybody may read, and a [`Feed`] for each
 //! subscriber, whose deltas are complete and in order. Invariant: a delta is in the cache before a
-//! subscriber hears of it, so who handles a key always finds what made it due, or something later.
+//! subscriber hears of it, so who handles a key always finds what made it due, or something later; and
+//! a cache calls itself synced only once the whole first list is in it, which is later than its delivery.
 
 use std::{
     collections::HashMap,
@@ -58,6 +59,8 @@ impl fmt::Display for ObjectKey {
 pub struct Cache<K> {
     objects: RwLock<HashMap<ObjectKey, Arc<K>>>,
     status: watch::Receiver<InformerStatus>,
+    /// The first full list is in `objects`.
+    filled: watch::Sender<bool>,
 }
 
 impl<K> Cache<K> {
@@ -74,14 +77,18 @@ impl<K> Cache<K> {
 
     /// Whether the view can be trusted now.
     pub fn status(&self) -> InformerStatus {
-        *self.status.borrow()
+        let status = *self.status.borrow();
+        InformerStatus {
+            synced: *self.filled.borrow(),
+            ..status
+        }
     }
 
     /// Waits for the first full list.
     pub async fn synced(&self) {
-        let mut status = self.status.clone();
-        // The watch that feeds the cache lives as long as anybody who waits for it.
-        let _ = status.wait_for(|status| status.synced).await;
+        let mut filled = self.filled.subscribe();
+        // The sender lives in `self`.
+        let _ = filled.wait_for(|&filled| filled).await;
     }
 
     fn apply(&self, delta: &Delta<K>)
@@ -96,7 +103,9 @@ impl<K> Cache<K> {
             Delta::Delete(old) => {
                 objects.remove(&ObjectKey::of(&**old));
             }
-            Delta::Synced => {}
+            Delta::Synced => {
+                self.filled.send_replace(true);
+            }
         }
     }
 }
@@ -123,6 +132,7 @@ impl<K> Default for Source<K> {
             cache: Arc::new(Cache {
                 objects: RwLock::default(),
                 status: receiver,
+                filled: watch::Sender::new(false),
             }),
             status,
             subscribers: Vec::new(),
@@ -173,5 +183,25 @@ where
             }
         };
         tokio::join!(watch, spread);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use k8s_openapi::api::core::v1::Service;
+
+    use super::*;
+
+    #[test]
+    fn a_cache_is_synced_when_the_first_list_is_in_it_and_not_when_it_was_delivered() {
+        let source = Source::<Service>::default();
+        let cache = source.cache();
+        source.status.send_modify(|status| status.synced = true);
+        assert!(!cache.status().synced);
+        assert!(cache.synced().now_or_never().is_none());
+        cache.apply(&Delta::Synced);
+        assert!(cache.status().synced);
+        assert!(cache.synced().now_or_never().is_some());
     }
 }
