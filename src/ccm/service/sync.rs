@@ -214,11 +214,13 @@ impl Controller {
                 }
                 progress.absent = false;
                 let created = host::create(client, namespace, &object).await;
-                self.stored(&object.name_any(), created, progress).await
+                self.stored(&key, &object.name_any(), created, progress)
+                    .await
             }
             Step::Replace(object) => {
                 let replaced = host::replace(client, namespace, &object).await;
-                self.stored(&object.name_any(), replaced, progress).await
+                self.stored(&key, &object.name_any(), replaced, progress)
+                    .await
             }
             Step::Delete { name, uid } => self.delete(&name, &uid).await.map_err(Failure::Delete),
         }
@@ -227,6 +229,7 @@ impl Controller {
     /// Takes the answer to a write of the object. Who was overtaken looks at what is there.
     async fn stored(
         &self,
+        key: &ObjectKey,
         name: &str,
         answer: Result<LoadBalancer, Error>,
         progress: &mut Progress,
