@@ -18,7 +18,7 @@ fn a_pool_service_gets_an_address_and_gives_it_back() {
         let pool = world.pool().await?;
         let _manager = world.manager().await?;
         world.service("web", json!({ IPAM: "pool" })).await?;
-        let address = world.addressed("web").await?;
+        let address = world.settled("web").await?;
         ensure!(address.starts_with("10.1.0."), "the address is {address}");
         let object = &world.balancers_of("web").await?[0];
         ensure!(pool.allocated().await?.contains_key(&address), "no booking");

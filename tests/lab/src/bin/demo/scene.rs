@@ -77,12 +77,12 @@ struct Gaps {
 impl Scene {
     /// Makes the cluster, up to running speakers.
     pub(crate) async fn set(speaker: &Path, screen: &mut Screen) -> Result<Self> {
-        screen.head("A guest cluster on this machine");
+        screen.head("A guest cluster and its Harvester host on this machine");
         let host = HarvesterHost::builder().cluster(CLUSTER).start().await?;
-        screen.note("a Harvester host: its API, its controllers and webhooks simulated");
+        screen.note("the host: etcd and kube-apiserver with Harvester's kinds; its controllers and webhooks simulated");
         let cluster = Cluster::builder("demo").nodes(3).cloud_controllers();
         let cluster = cluster.start().await?;
-        screen.note("a guest cluster: etcd, kube-apiserver, kube-controller-manager; 3 nodes with kube-proxy, a client, a router");
+        screen.note("etcd, kube-apiserver, kube-controller-manager; 3 nodes with kube-proxy, a client, a router");
         let (mut vms, mut ways) = (Vec::new(), Vec::new());
         for node in cluster.nodes() {
             vms.push(node.vm_on(&host).await?);
@@ -126,7 +126,8 @@ impl Scene {
             let process = self.start_speaker(node)?;
             self.speakers.push(process);
         }
-        screen.note("on each node: harvester-cloud-provider --speaker --cloud-config=..., one of them leads the cloud controllers");
+        screen
+            .note("a process on each node: harvester-cloud-provider --speaker --cloud-config=...");
         let nodes = Api::<NodeObject>::all(self.cluster.kube());
         for vm in &self.vms {
             let id = format!("harvester://{}", vm.uid().await?);
@@ -139,7 +140,11 @@ impl Scene {
             })
             .await?;
         }
-        screen.note("the leader has initialised the nodes: provider IDs, addresses, no taint");
+        let leader = self.leader(&[]).await?;
+        screen.note(&format!(
+            "{} leads the cloud controllers and has initialised the nodes",
+            self.cluster.node(leader).name()
+        ));
         Ok(())
     }
 
